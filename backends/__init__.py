@@ -1,0 +1,1 @@
+"""Backends: each runs steps (see ``base.py``) on one kind of device."""

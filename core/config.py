@@ -1,0 +1,32 @@
+"""The engine's settings: every default of the engine stands here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits and policies of one engine. Sizes are tokens or bytes, times are milliseconds or seconds as named."""
+
+    block_size: int = 16  # tokens per KV block
+    max_num_seqs: int = 64  # sequences that run at once, i.e. rows in the backend
+    max_num_batched_tokens: int = 2048  # tokens in one step, over all sequences
+    max_model_len: int | None = None  # tokens of context per sequence; None: the model's own limit
+    kv_cache_memory: int | None = None  # bytes for the KV pool; None: the backend's choice for this machine
+    max_stall_ms: float = 200.0  # a prefill chunk may delay running streams by no more than this
+    max_queue: int = 512  # waiting requests; one more is refused
+    enable_prefix_caching: bool = True
+    watchdog_s: float = 60.0  # waiting requests and no step for so long: the engine is stalled
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence needs one token per step"
+            )
+        if self.max_stall_ms <= 0:
+            raise ValueError(f"max_stall_ms is {self.max_stall_ms}; it must be above 0")

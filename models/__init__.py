@@ -1,0 +1,1 @@
+"""Checkpoints, tokenizers and architectures. Imports neither torch nor mlx."""

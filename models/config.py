@@ -1,0 +1,46 @@
+"""What a decoder looks like: one record, whichever file it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding (arXiv:2104.09864), half-split layout, and its scaling."""
+
+    theta: float = 10000.0
+    kind: str = "default"  # default, linear, llama3, yarn
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn (arXiv:2309.00071)
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float | None = None  # yarn's magnitude; None: 0.1 ln(factor) + 1
+    divisors: tuple[float, ...] | None = None  # GGUF rope_freqs.weight: what each plain frequency is divided by
+    rotary_dim: int | None = None  # dims rotated; None: head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder's shape. ``head_dim`` is explicit, never derived by a reader of this record."""
+
+    architecture: str  # "llama", "mistral", "qwen2", "qwen3"
+    vocab_size: int  # rows of the embedding
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int  # the context the model was made for, scaling included
+    rms_norm_eps: float
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    tie_embeddings: bool = False
+    attention_bias: bool = False  # q, k, v projections carry a bias (Qwen2)
+    qk_norm: bool = False  # q and k are normed per head (Qwen3)
+    windows: tuple[int | None, ...] = ()  # per layer: tokens a query sees (itself included), None: all; (): all full
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None

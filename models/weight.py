@@ -1,0 +1,79 @@
+"""One tensor of a checkpoint, still in the file's own encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor, usually a view of a memory-mapped file.
+
+    ``kind`` is "F32", "F16", "BF16" (``data`` typed ``shape``; BF16 as uint16), a GGML block type such as "Q4_1"
+    (``data`` uint8 [rows, bytes per row]), or "MLX" (affine: ``data`` uint32 [rows, words], with ``scales`` and ``biases``
+    float [rows, groups]; ``bits``, ``group_size``).
+    """
+
+    name: str  # canonical: Hugging Face's, without "language_model." and the like
+    shape: tuple[int, ...]  # logical; a matrix is (out, in)
+    kind: str
+    data: NDArray[Any]
+    scales: NDArray[Any] | None = None
+    biases: NDArray[Any] | None = None
+    bits: int = 0
+    group_size: int = 0
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """The exact float32 values, shape ``shape``: bit for bit those of gguf-py (GGML types) or mlx (affine)."""
+        from .dequant import dequantize  # the decoders are heavy tables; most callers never need them
+
+        return dequantize(self)
+
+
+class Checkpoint(Protocol):
+    """An opened model: its shape, its tensors, its text side. Opening reads headers only."""
+
+    path: str
+    name: str  # for people
+    config: ModelConfig
+    quantization: str  # the file's own encoding, for people: "Q4_1", "BF16", "4-bit MLX"
+    end_ids: frozenset[int]  # the union over config, generation config, tokenizer and GGUF keys
+    generation_defaults: Mapping[str, Any]  # temperature, top_p, top_k, ... where the files name them
+    weight_bytes: int  # of all tensors used, as stored
+
+    def names(self) -> Iterator[str]:
+        """Canonical names of the tensors present."""
+        ...
+
+    def weight(self, name: str) -> Weight:
+        """Raises ``CheckpointError`` naming the tensor when it is missing or has the wrong shape."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CheckpointError(ValueError):
+    """The files can't be used; the message names the file, the tensor or key, what was found and what was wanted."""
+
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a checkpoint says of its tokenizer; see ``models/tokenizer.py``."""
+
+    tokenizer_json: str | None = None  # path
+    gguf_metadata: Mapping[str, Any] | None = None  # the tokenizer.* keys
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    add_bos: bool | None = None  # None: as tokenizer.json says
+    extra: Mapping[str, Any] = field(default_factory=dict)  # e.g. named templates
