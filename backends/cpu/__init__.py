@@ -1,0 +1,1 @@
+"""CPU kernels: quantised linear layers and attention, compiled at first use."""

@@ -1,0 +1,1 @@
+"""Load generation, comparisons with peers, and quality measurements."""
