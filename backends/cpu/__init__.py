@@ -1,1 +1,1 @@
-"""CPU kernels: quantised linear layers and attention, compiled at first use."""
+"""The CPU device's own kernels: quantised linear layers, attention and the small operations between them."""
