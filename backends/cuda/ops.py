@@ -1,0 +1,81 @@
+"""``Ops`` in plain torch: the reference that every kernel is tested against.
+
+Exact float32 on a CPU; on a GPU it runs in the weights' dtype with norms, rotations and softmax in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ...models.config import ModelConfig
+from ...models.decoder import Layer
+from .kv import KVPool
+from .rope import RopeTable, rotate
+from .step import Group, TorchStep
+from .weights import DenseLinear
+
+
+class TorchOps:
+    """The operations of ``backends.base.Ops`` over torch tensors, with the KV pool they read and write."""
+
+    def __init__(self, config: ModelConfig, kv: KVPool, rope: RopeTable) -> None:
+        self.config = config
+        self.kv = kv
+        self.rope = rope
+
+    def embedding(self, weight: Any, token_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids, weight)
+
+    def linear(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        dense: DenseLinear = weight
+        return F.linear(x, dense.weight, dense.bias)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * weight.float()).to(x.dtype)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
+
+    def rope_and_store(self, qkv: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:
+        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        q, k, v = qkv.view(len(qkv), -1, dim).split((heads, kv_heads, kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self.rms_norm(q, layer.q_norm, layer.eps), self.rms_norm(k, layer.k_norm, layer.eps)
+        cos, sin = self.rope.cos[step.positions], self.rope.sin[step.positions]
+        self.kv.store(layer.index, step.slots, rotate(k, cos, sin), v)
+        return rotate(q, cos, sin)
+
+    def attention(self, q: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:
+        out = torch.empty_like(q)
+        gathered = 2 * self.config.num_kv_heads * self.config.head_dim
+        for group in step.attention_groups(layer.window, gathered, self.config.num_heads):
+            out[group.tokens] = self._attend(q[group.tokens], layer, group)
+        return out.flatten(1)
+
+    def _attend(self, q: torch.Tensor, layer: Layer, group: Group) -> torch.Tensor:
+        """Attention of ``q`` [G * Q, H, hd] over the group's blocks, in float32: [G * Q, H, hd]."""
+        (sequences, queries, _), kv_heads = group.mask.shape, self.config.num_kv_heads
+        k = self.kv.keys[layer.index][group.blocks].flatten(1, 2).float()  # [G, L, KV, hd]
+        v = self.kv.values[layer.index][group.blocks].flatten(1, 2).float()
+        seen = group.mask.any(1)[:, :, None, None]
+        v = torch.where(seen, v, 0.0)  # what nobody may see can be NaN, and 0 * NaN is NaN
+        grouped = q.float().view(sequences, queries, kv_heads, -1, q.shape[-1]) * layer.scale  # [G, Q, KV, R, hd]
+        scores = torch.einsum("gqkrd,glkd->gkrql", grouped, k)
+        scores = scores.masked_fill(~group.mask[:, None, None], float("-inf"))
+        mixed = torch.einsum("gkrql,glkd->gqkrd", scores.softmax(-1), v)
+        return mixed.reshape(q.shape).to(q.dtype)
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def take_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x[index]

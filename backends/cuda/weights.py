@@ -1,0 +1,91 @@
+"""Dense weights: whatever the file holds, decoded once at load, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """A matrix [N, K] and its bias [N]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+class DenseLoader:
+    """A ``WeightLoader`` that decodes each tensor straight into its place in the fused matrix.
+
+    Never more than one decoded tensor lives beside the model. ``nbytes`` counts what is held; a tied head adds nothing.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.device = device
+        self.present = frozenset(checkpoint.names())
+        self.nbytes = 0
+        self._tables: dict[str, torch.Tensor] = {}
+        self._report: Callable[[int, int], None] = progress or (lambda done, total: None)
+        self._read = 0
+
+    def linear(self, *names: str) -> DenseLinear:
+        if len(names) == 1 and names[0] in self._tables:
+            return DenseLinear(self._tables[names[0]])
+        weights = self.weights(names)
+        out = self._empty(sum(weight.shape[0] for weight in weights), weights[0].shape[1])
+        start = 0
+        for weight in weights:
+            out[start : start + weight.shape[0]] = self._decode(weight)
+            start += weight.shape[0]
+        return DenseLinear(out, self.bias(names, [weight.shape[0] for weight in weights]))
+
+    def embedding(self, name: str) -> torch.Tensor:
+        table = self.norm(name)
+        self._tables[name] = table
+        return table
+
+    def norm(self, name: str) -> torch.Tensor:
+        weight = self.checkpoint.weight(name + ".weight")
+        out = self._empty(*weight.shape)
+        out.copy_(self._decode(weight))
+        return out
+
+    def weights(self, names: tuple[str, ...]) -> list[Weight]:
+        """The matrices ``names``, which must agree in width."""
+        weights = [self.checkpoint.weight(name + ".weight") for name in names]
+        if len({weight.shape[1] for weight in weights}) > 1:
+            shapes = ", ".join(f"{weight.name} {weight.shape}" for weight in weights)
+            raise CheckpointError(f"matrices that work on one input differ in width: {shapes}")
+        return weights
+
+    def bias(self, names: tuple[str, ...], sizes: list[int]) -> torch.Tensor | None:
+        """The biases of ``names`` end to end, zero for one that has none; None where none has."""
+        if not any(name + ".bias" in self.present for name in names):
+            return None
+        out = self._empty(sum(sizes)).zero_()
+        for part, name in zip(out.split(sizes), names, strict=True):
+            if name + ".bias" in self.present:
+                part.copy_(self._decode(self.checkpoint.weight(name + ".bias")))
+        return out
+
+    def count(self, weight: Weight) -> None:
+        """Note that ``weight`` was read."""
+        self._read += weight.data.nbytes
+        self._report(min(self._read, self.checkpoint.weight_bytes), self.checkpoint.weight_bytes)
+
+    def _decode(self, weight: Weight) -> torch.Tensor:
+        self.count(weight)
+        return torch.from_numpy(weight.dequantize()).view(weight.shape)
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        out = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.nbytes += out.nbytes
+        return out

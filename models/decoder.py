@@ -1,0 +1,145 @@
+"""The Llama family's decoder, written once over ``Ops``: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3.
+
+The families differ only by what the configuration and the checkpoint say: windows per layer (Mistral), biases on the
+projections (Qwen2), norms on q and k (Qwen3). Arrays and weight handles are opaque: nothing here knows an array library
+or how a weight is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..backends.base import Ops
+from .config import ModelConfig
+from .weight import CheckpointError
+
+EMBEDDING = "model.embed_tokens"
+FINAL_NORM = "model.norm"
+HEAD = "lm_head"
+_LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+class WeightLoader(Protocol):
+    """Turns canonical tensors into a backend's handles. Names come without the ``.weight`` suffix."""
+
+    def linear(self, *names: str) -> Any:
+        """One handle for the matrices ``names`` stacked along their rows, with their biases where the checkpoint has
+        them. The embedding's name (a tied head) shares the embedding's memory where the backend can."""
+        ...
+
+    def embedding(self, name: str) -> Any: ...
+
+    def norm(self, name: str) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer: what ``Ops`` must know of it, and its weight handles."""
+
+    index: int  # which layer of the KV pool
+    window: int | None  # tokens a query sees, itself included; None: all
+    scale: float  # of the attention scores
+    eps: float
+    input_norm: Any
+    qkv: Any
+    q_norm: Any | None  # per head, [hd]; None: q and k are not normed
+    k_norm: Any | None
+    output: Any
+    post_norm: Any
+    gate_up: Any
+    down: Any
+
+
+class Decoder:
+    """A loaded model.
+
+    Raises:
+        CheckpointError: the checkpoint lacks tensors or holds ones that this architecture doesn't use.
+    """
+
+    def __init__(self, config: ModelConfig, names: Iterable[str], loader: WeightLoader) -> None:
+        check_names(config, names)
+        self.config = config
+        self.embed = loader.embedding(EMBEDDING)
+        self.layers = tuple(load_layer(config, index, loader) for index in range(config.num_layers))
+        self.norm = loader.norm(FINAL_NORM)
+        self.head = loader.linear(EMBEDDING if config.tie_embeddings else HEAD)
+
+    def forward(self, ops: Ops, token_ids: Any, logit_rows: Any | None, step: Any) -> Any | None:
+        """Run one step's packed tokens.
+
+        Args:
+            token_ids: [T].
+            logit_rows: [N], indices of the tokens whose next-token logits are wanted; None for none of them.
+        Returns:
+            Logits [N, V], or None where none were wanted.
+        """
+        eps, last = self.config.rms_norm_eps, self.layers[-1]
+        residual = ops.embedding(self.embed, token_ids)
+        x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
+        for layer, following in zip(self.layers, self.layers[1:] + (None,), strict=True):
+            q = ops.rope_and_store(ops.linear(x, layer.qkv), layer, step)
+            if layer is last and logit_rows is None:
+                return None  # the last layer's K and V are stored; nobody reads what comes after
+            x = ops.attention(q, layer, step)
+            if layer is last:  # from here on only the wanted rows matter
+                x, residual = ops.take_rows(x, logit_rows), ops.take_rows(residual, logit_rows)
+            x, residual = ops.add_rms_norm(ops.linear(x, layer.output), residual, layer.post_norm, eps)
+            x = ops.linear(ops.swiglu(ops.linear(x, layer.gate_up)), layer.down)
+            x, residual = ops.add_rms_norm(x, residual, following.input_norm if following else self.norm, eps)
+        return ops.linear(x, self.head)
+
+
+def load_layer(config: ModelConfig, index: int, loader: WeightLoader) -> Layer:
+    prefix = f"model.layers.{index}."
+    q, k, v, output = (prefix + name for name in _LINEARS)
+    gate, up, down = (prefix + name for name in _MLP)
+    return Layer(
+        index=index,
+        window=config.window(index),
+        scale=config.head_dim**-0.5,
+        eps=config.rms_norm_eps,
+        input_norm=loader.norm(prefix + "input_layernorm"),
+        qkv=loader.linear(q, k, v),
+        q_norm=loader.norm(prefix + "self_attn.q_norm") if config.qk_norm else None,
+        k_norm=loader.norm(prefix + "self_attn.k_norm") if config.qk_norm else None,
+        output=loader.linear(output),
+        post_norm=loader.norm(prefix + "post_attention_layernorm"),
+        gate_up=loader.linear(gate, up),
+        down=loader.linear(down),
+    )
+
+
+def required_names(config: ModelConfig) -> set[str]:
+    """Every tensor that a checkpoint of this shape must hold."""
+    names = {f"{EMBEDDING}.weight", f"{FINAL_NORM}.weight"}
+    if not config.tie_embeddings:
+        names.add(f"{HEAD}.weight")
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    norms += ["self_attn.q_norm", "self_attn.k_norm"] if config.qk_norm else []
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        names.update(f"{prefix}{name}.weight" for name in (*_LINEARS, *_MLP, *norms))
+        if config.attention_bias:
+            names.update(f"{prefix}{name}.bias" for name in _LINEARS[:3])
+    return names
+
+
+def check_names(config: ModelConfig, names: Iterable[str]) -> None:
+    """Refuse a checkpoint with a tensor missing, or with one that would be left unused and so change the answers."""
+    present, required = set(names), required_names(config)
+    missing = sorted(required - present)
+    if missing:
+        raise CheckpointError(f"{len(missing)} tensors of a {config.architecture} model are missing: {_some(missing)}")
+    biases = {name.removesuffix("weight") + "bias" for name in required if "_proj." in name}
+    tied_head = {f"{HEAD}.weight"} if config.tie_embeddings else set()
+    unused = sorted(present - required - biases - tied_head)
+    if unused:
+        raise CheckpointError(f"{len(unused)} tensors are of no use to a {config.architecture} model: {_some(unused)}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
