@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MAX_LAYERS = 1024  # more than any decoder has; a corrupt count must not become a long loop
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:

@@ -47,6 +47,7 @@ class Checkpoint(Protocol):
     end_ids: frozenset[int]  # the union over config, generation config, tokenizer and GGUF keys
     generation_defaults: Mapping[str, Any]  # temperature, top_p, top_k, ... where the files name them
     weight_bytes: int  # of all tensors used, as stored
+    tokenizer: TokenizerFiles
 
     def names(self) -> Iterator[str]:
         """Canonical names of the tensors present."""

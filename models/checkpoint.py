@@ -1,0 +1,127 @@
+"""``open_checkpoint``: a model's files, checked against its own configuration before anything is computed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .config import ModelConfig
+from .ggml_types import DENSE
+from .names import HEAD, expected_shapes
+from .source import StoredTensor, TensorSource
+from .weight import CheckpointError, TokenizerFiles, Weight
+
+logger = logging.getLogger(__name__)
+
+
+class OpenCheckpoint:
+    """A ``Checkpoint`` (see ``weight.py``) over the tensors of either file format."""
+
+    def __init__(
+        self,
+        source: TensorSource,
+        name: str,
+        config: ModelConfig,
+        tokenizer: TokenizerFiles,
+        end_ids: frozenset[int],
+        generation_defaults: Mapping[str, Any],
+    ) -> None:
+        self.path = source.path
+        self.name = name
+        self.config = config
+        self.tokenizer = tokenizer
+        self.end_ids = end_ids
+        self.generation_defaults = generation_defaults
+        self._source = source
+        self._used = _check_tensors(source, config)
+        self.weight_bytes = sum(tensor.nbytes for tensor in self._used.values())
+        self.quantization = _label(self._used)
+
+    def names(self) -> Iterator[str]:
+        """Canonical names of the tensors the model uses. A tied head is not among them."""
+        return iter(self._used)
+
+    def weight(self, name: str) -> Weight:
+        """The tensor, as views of the mapped file (q and k of "llama" GGUF files are copies, their rows put in order)."""
+        if name not in self._used:
+            raise CheckpointError(f"{self.path}: missing tensor {self._source.file_name(name)}")
+        return self._source.load(name)
+
+    def advise_sequential(self) -> None:
+        """Tell the system that all weights will soon be read."""
+        self._source.advise(done=False)
+
+    def advise_done(self) -> None:
+        """Tell the system that the weights have been copied: their cached pages may go."""
+        self._source.advise(done=True)
+
+    def close(self) -> None:
+        """Unmap the files, as soon as no array looks at them any more. Safe to call twice."""
+        self._source.close()
+
+
+def open_checkpoint(path: str | Path) -> OpenCheckpoint:
+    """Open a .gguf file (or any shard of a split one, or a folder of shards) or a folder with config.json and safetensors.
+
+    Reads headers only; every tensor the configuration asks for is checked to be there in the right shape.
+
+    Raises:
+        CheckpointError: no model there, files missing, broken or unsupported; the message names what and where.
+    """
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise CheckpointError(f"{place}: no such file or folder")
+    if place.is_dir() and (place / "config.json").exists() and not any(place.glob("*.gguf")):
+        from .hf_checkpoint import open_folder  # each format imports this module
+
+        return open_folder(place)
+    from .gguf_checkpoint import open_gguf
+
+    return open_gguf(place)
+
+
+def _check_tensors(source: TensorSource, config: ModelConfig) -> dict[str, StoredTensor]:
+    """The tensors the model uses; missing and misshapen ones are errors, leftover ones a warning."""
+    shapes = expected_shapes(config)
+    missing = [source.file_name(name) for name in shapes if name not in source.tensors]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{source.path}: missing tensor {missing[0]}{more}")
+    for name, shape in shapes.items():
+        tensor = source.tensors[name]
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{source.path}: tensor {tensor.file_name} has shape {tensor.shape}, expected {shape}"
+            )
+        if tensor.problem is not None:
+            raise CheckpointError(f"{source.path}: tensor {tensor.file_name} {tensor.problem}")
+    _report_leftovers(source, config, set(source.tensors) - set(shapes))
+    return {name: source.tensors[name] for name in shapes}
+
+
+def _report_leftovers(source: TensorSource, config: ModelConfig, names: set[str]) -> None:
+    if config.tie_embeddings:
+        names.discard(HEAD)  # the configuration ties; a copy of the head in the file is usual
+    left = sorted(source.tensors[name].file_name for name in names)
+    biases = [name for name in left if name.endswith(".bias")]
+    if biases:
+        raise CheckpointError(
+            f"{source.path}: tensor {biases[0]} is a bias that a {config.architecture} decoder here does not apply"
+        )
+    if left:
+        shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+        logger.warning("%s: %d unused tensors ignored: %s", source.path, len(left), shown)
+
+
+def _label(tensors: Mapping[str, StoredTensor]) -> str:
+    """The encoding of most weights, and others that hold a tenth of the bytes or more: "Q4_K + Q6_K"."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        sizes[f"{tensor.bits}-bit MLX" if tensor.kind == "MLX" else tensor.kind] += tensor.nbytes
+    total = sum(sizes.values())
+    kinds = [kind for kind, size in sizes.most_common() if size * 10 >= total]
+    blocks = [kind for kind in kinds if kind not in DENSE]
+    return " + ".join(blocks or kinds[:1])

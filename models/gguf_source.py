@@ -1,0 +1,87 @@
+"""The tensors of a GGUF model under canonical names, rows in canonical order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import ModelConfig
+from .ggml_types import DECODABLE
+from .gguf import GgufFile, GgufTensor
+from .names import ROPE_DIVISORS, canonical_from_gguf, gguf_from_canonical
+from .source import StoredTensor
+from .weight import CheckpointError, Weight
+
+_QUERY_OR_KEY = re.compile(r"model\.layers\.\d+\.self_attn\.(?P<part>[qk])_proj\.(weight|bias)")
+
+
+class GgufSource:
+    """A ``TensorSource`` over the files of one model."""
+
+    def __init__(self, files: Sequence[GgufFile]) -> None:
+        self.path = str(files[0].path)
+        self._files = files
+        self._home: dict[str, tuple[GgufFile, GgufTensor]] = {}
+        self._interleaved: tuple[int, int] | None = None  # heads, kv heads
+        self.tensors: dict[str, StoredTensor] = {}
+        for file in files:
+            for tensor in file.tensors.values():
+                if tensor.name != ROPE_DIVISORS:
+                    self._add(file, tensor)
+
+    def _add(self, file: GgufFile, tensor: GgufTensor) -> None:
+        name = canonical_from_gguf(tensor.name) or tensor.name
+        kind = tensor.type.name
+        problem = None
+        if kind not in DECODABLE:
+            problem = f"has type {kind}, which is not supported; supported: {', '.join(sorted(DECODABLE))}"
+        self.tensors[name] = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
+        self._home[name] = (file, tensor)
+
+    def set_row_order(self, config: ModelConfig) -> None:
+        """ "llama" files keep the rows of q and k in interleaved-pair order; ``load`` then puts them half-split."""
+        if config.architecture == "llama":
+            self._interleaved = (config.num_heads, config.num_kv_heads)
+
+    def rope_divisors(self) -> NDArray[np.float32] | None:
+        """The values of ``rope_freqs.weight``, if the model has it."""
+        for file in self._files:
+            tensor = file.tensors.get(ROPE_DIVISORS)
+            if tensor is not None:
+                if tensor.type.name not in ("F32", "F16"):
+                    raise CheckpointError(f"{file.path}: tensor {tensor.name} has type {tensor.type.name}; wanted: F32")
+                return np.array(file.data(tensor), np.float32)
+        return None
+
+    def load(self, name: str) -> Weight:
+        file, tensor = self._home[name]
+        data = file.data(tensor)
+        match = _QUERY_OR_KEY.fullmatch(name)
+        if match is not None and self._interleaved is not None:
+            data = half_split_rows(data, self._interleaved[0 if match["part"] == "q" else 1])
+        return Weight(name, tensor.shape, tensor.type.name, data)
+
+    def file_name(self, name: str) -> str:
+        return gguf_from_canonical(name)
+
+    def advise(self, done: bool) -> None:
+        for file in self._files:
+            if done:
+                file.file.advise_done()
+            else:
+                file.file.advise_sequential()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def half_split_rows(data: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Rows of each head from the order 0, h/2, 1, h/2 + 1, ... (pairs side by side) to 0, 1, ..., h - 1. A copy."""
+    half = data.shape[0] // heads // 2
+    pairs = data.reshape(heads, half, 2, *data.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
