@@ -45,7 +45,7 @@ class OpenCheckpoint:
         return iter(self._used)
 
     def weight(self, name: str) -> Weight:
-        """The tensor, as views of the mapped file (q and k of "llama" GGUF files are copies, their rows put in order)."""
+        """The tensor, as views of the mapped file (of "llama" GGUF files q and k are copies, rows in canonical order)."""
         if name not in self._used:
             raise CheckpointError(f"{self.path}: missing tensor {self._source.file_name(name)}")
         return self._source.load(name)
@@ -64,7 +64,7 @@ class OpenCheckpoint:
 
 
 def open_checkpoint(path: str | Path) -> OpenCheckpoint:
-    """Open a .gguf file (or any shard of a split one, or a folder of shards) or a folder with config.json and safetensors.
+    """Open a .gguf file (any shard of a split one, a folder of shards) or a folder with config.json and safetensors.
 
     Reads headers only; every tensor the configuration asks for is checked to be there in the right shape.
 

@@ -10,8 +10,8 @@ from .weight import CheckpointError
 GGUF_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 CONTROL = 3  # tokenizer.ggml.token_type of a marker that is no text
 
-# Markers that end a turn in the model families supported. Many GGUF files name one end id where the model uses two, so a
-# control token of such a text counts too, as it does in llama.cpp.
+# Markers that end a turn in the model families supported. Many GGUF files name one end id where the model uses two, so
+# a control token of such a text counts too, as it does in llama.cpp.
 END_MARKERS = frozenset(
     ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "</s>")
 )

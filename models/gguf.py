@@ -1,7 +1,8 @@
 """The GGUF container, versions 2 and 3, little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-Reads the header, the metadata and the tensor table of one file; tensor data stays in the mapping until asked for. Every
-length and offset in the file is checked before it is used, so a broken file ends in ``CheckpointError`` and in nothing else.
+Reads the header, the metadata and the tensor table of one file; tensor data stays in the mapping until asked for.
+Every length and offset in the file is checked before it is used, so a broken file ends in ``CheckpointError`` and in
+nothing else.
 Big-endian files are refused: they exist for s390x only.
 """
 
@@ -62,7 +63,7 @@ class GgufFile:
     """One opened file: ``metadata`` (all keys, as Python values), ``tensors`` by name, and ``data`` of each.
 
     Raises:
-        CheckpointError: not GGUF, another version, cut short or corrupt; names the file, the key or tensor and the sizes.
+        CheckpointError: not GGUF, another version, cut short or corrupt; names file, key or tensor, and sizes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +80,7 @@ class GgufFile:
             raise
 
     def data(self, tensor: GgufTensor) -> NDArray[Any]:
-        """The stored bytes: F32, F16 and BF16 (as uint16) typed in the tensor's shape, others uint8 [rows, bytes per row]."""
+        """As stored: F32, F16 and BF16 (as uint16) typed, in the tensor's shape; others uint8 [rows, bytes per row]."""
         what = f"tensor {tensor.name}"
         dense = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}.get(tensor.type.name)
         if dense is not None:

@@ -20,7 +20,8 @@ def gguf_architecture(metadata: Settings) -> str:
         return architecture
     if "moe" in architecture:
         raise CheckpointError(
-            f"{metadata.source}: unsupported architecture {architecture}: mixture-of-experts models are not supported yet"
+            f"{metadata.source}: unsupported architecture {architecture}: "
+            "mixture-of-experts models are not supported yet"
         )
     raise CheckpointError(
         f"{metadata.source}: unsupported architecture {architecture}; supported: {', '.join(ARCHITECTURES)}"

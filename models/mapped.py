@@ -37,7 +37,8 @@ class MappedFile:
         stop = offset + count * kind.itemsize
         if offset < 0 or count < 0 or stop > self.size:
             raise CheckpointError(
-                f"{self.path}: {what} lies outside the file: it takes bytes {offset} to {stop}, the file has {self.size}"
+                f"{self.path}: {what} lies outside the file: it takes bytes {offset} to {stop}, "
+                f"the file has {self.size}"
             )
         if count == 0:
             return np.empty(0, kind)

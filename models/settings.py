@@ -14,8 +14,8 @@ from .weight import CheckpointError
 class Settings:
     """``values`` of ``source`` (a file, for messages), looked up as ``prefix + key``. A null value counts as absent.
 
-    Every method raises ``CheckpointError`` naming file, key and value when the key is missing (and has no default), of the
-    wrong type or out of range.
+    Every method raises ``CheckpointError`` naming file, key and value when the key is missing (and has no default), of
+    the wrong type or out of range.
     """
 
     values: Mapping[str, Any]

@@ -17,8 +17,8 @@ class Weight:
     """A tensor, usually a view of a memory-mapped file.
 
     ``kind`` is "F32", "F16", "BF16" (``data`` typed ``shape``; BF16 as uint16), a GGML block type such as "Q4_1"
-    (``data`` uint8 [rows, bytes per row]), or "MLX" (affine: ``data`` uint32 [rows, words], with ``scales`` and ``biases``
-    float [rows, groups]; ``bits``, ``group_size``).
+    (``data`` uint8 [rows, bytes per row]), or "MLX" (affine: ``data`` uint32 [rows, words], with ``scales`` and
+    ``biases`` float16 or float32 [rows, groups]; ``bits``, ``group_size``).
     """
 
     name: str  # canonical: Hugging Face's, without "language_model." and the like
