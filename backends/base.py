@@ -76,8 +76,8 @@ class Ops(Protocol):
         ...
 
     def rope_and_store(self, qkv: Any, layer: Any, step: Any) -> Any:
-        """Split ``qkv`` [T, (H + 2 KV) * hd]; norm q and k per head where ``layer`` has the weights (Qwen3); rotate both
-        by their positions (half-split layout); store k and v at the step's slots. Returns q [T, H, hd]."""
+        """Split ``qkv`` [T, (H + 2 KV) * hd]; norm q and k per head where ``layer`` has the weights (Qwen3); rotate
+        both by their positions (half-split layout); store k and v at the step's slots. Returns q [T, H, hd]."""
         ...
 
     def attention(self, q: Any, layer: Any, step: Any) -> Any:

@@ -7,13 +7,11 @@ or how a weight is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..backends.base import Ops
 from .config import ModelConfig
-from .weight import CheckpointError
 
 EMBEDDING = "model.embed_tokens"
 FINAL_NORM = "model.norm"
@@ -54,14 +52,9 @@ class Layer:
 
 
 class Decoder:
-    """A loaded model.
+    """A loaded model. It asks the loader for each tensor of ``names.expected_shapes``, and for no other."""
 
-    Raises:
-        CheckpointError: the checkpoint lacks tensors or holds ones that this architecture doesn't use.
-    """
-
-    def __init__(self, config: ModelConfig, names: Iterable[str], loader: WeightLoader) -> None:
-        check_names(config, names)
+    def __init__(self, config: ModelConfig, loader: WeightLoader) -> None:
         self.config = config
         self.embed = loader.embedding(EMBEDDING)
         self.layers = tuple(load_layer(config, index, loader) for index in range(config.num_layers))
@@ -111,35 +104,3 @@ def load_layer(config: ModelConfig, index: int, loader: WeightLoader) -> Layer:
         gate_up=loader.linear(gate, up),
         down=loader.linear(down),
     )
-
-
-def required_names(config: ModelConfig) -> set[str]:
-    """Every tensor that a checkpoint of this shape must hold."""
-    names = {f"{EMBEDDING}.weight", f"{FINAL_NORM}.weight"}
-    if not config.tie_embeddings:
-        names.add(f"{HEAD}.weight")
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    norms += ["self_attn.q_norm", "self_attn.k_norm"] if config.qk_norm else []
-    for index in range(config.num_layers):
-        prefix = f"model.layers.{index}."
-        names.update(f"{prefix}{name}.weight" for name in (*_LINEARS, *_MLP, *norms))
-        if config.attention_bias:
-            names.update(f"{prefix}{name}.bias" for name in _LINEARS[:3])
-    return names
-
-
-def check_names(config: ModelConfig, names: Iterable[str]) -> None:
-    """Refuse a checkpoint with a tensor missing, or with one that would be left unused and so change the answers."""
-    present, required = set(names), required_names(config)
-    missing = sorted(required - present)
-    if missing:
-        raise CheckpointError(f"{len(missing)} tensors of a {config.architecture} model are missing: {_some(missing)}")
-    biases = {name.removesuffix("weight") + "bias" for name in required if "_proj." in name}
-    tied_head = {f"{HEAD}.weight"} if config.tie_embeddings else set()
-    unused = sorted(present - required - biases - tied_head)
-    if unused:
-        raise CheckpointError(f"{len(unused)} tensors are of no use to a {config.architecture} model: {_some(unused)}")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -25,7 +25,7 @@ class KVPool:
         self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
 
     def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write ``keys`` and ``values`` [T, kv_heads, head_dim] at ``slots`` [T] int64 (block * block_size + offset)."""
+        """Write ``keys`` and ``values`` [T, kv_heads, head_dim] at ``slots`` [T] int64, block * block_size + offset."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
 

@@ -45,8 +45,9 @@ class TorchOps:
         return self.rms_norm(total, weight, eps), total
 
     def rope_and_store(self, qkv: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:
-        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        q, k, v = qkv.view(len(qkv), -1, dim).split((heads, kv_heads, kv_heads), dim=1)
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        qkv = qkv.view(len(qkv), -1, self.config.head_dim)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self.rms_norm(q, layer.q_norm, layer.eps), self.rms_norm(k, layer.k_norm, layer.eps)
         cos, sin = self.rope.cos[step.positions], self.rope.sin[step.positions]

@@ -71,9 +71,11 @@ class DenseLoader:
         if not any(name + ".bias" in self.present for name in names):
             return None
         out = self._empty(sum(sizes)).zero_()
-        for part, name in zip(out.split(sizes), names, strict=True):
+        start = 0
+        for name, size in zip(names, sizes, strict=True):
             if name + ".bias" in self.present:
-                part.copy_(self._decode(self.checkpoint.weight(name + ".bias")))
+                out[start : start + size] = self._decode(self.checkpoint.weight(name + ".bias"))
+            start += size
         return out
 
     def count(self, weight: Weight) -> None:
@@ -83,7 +85,8 @@ class DenseLoader:
 
     def _decode(self, weight: Weight) -> torch.Tensor:
         self.count(weight)
-        return torch.from_numpy(weight.dequantize()).view(weight.shape)
+        values = weight.dequantize()
+        return torch.from_numpy(values if values.flags.writeable else values.copy()).view(weight.shape)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         out = torch.empty(shape, dtype=self.dtype, device=self.device)

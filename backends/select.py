@@ -1,0 +1,133 @@
+"""Which device to run on, and the backend for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ..core.config import EngineConfig
+from ..models.weight import Checkpoint, Progress
+from .base import Backend
+from .options import BackendOptions
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICES = ("auto", "mlx", "cuda", "cpu")
+
+
+class DeviceUnavailableError(RuntimeError):
+    """The device asked for can't be used here; the message says what to do."""
+
+
+def resolve_device(device: str = "auto") -> str:
+    """The device's real name: ``auto`` is mlx on Apple silicon, cuda where torch sees an NVIDIA GPU, else cpu.
+
+    Raises:
+        ValueError: no such device.
+        DeviceUnavailableError: the device is known and can't be used on this machine.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}")
+    if device == "auto":
+        if platform.system() == "Darwin" and platform.machine() == "arm64" and _mlx_problem() is None:
+            return "mlx"
+        return "cuda" if _cuda_problem() is None else "cpu"
+    problem = {"mlx": _mlx_problem, "cuda": _cuda_problem, "cpu": _torch_problem}[device]()
+    if problem is not None:
+        raise DeviceUnavailableError(f"device {device!r} can't be used: {problem}")
+    return device
+
+
+def load_backend(
+    device: str,
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    options: BackendOptions | None = None,
+    progress: Progress | None = None,
+) -> Backend:
+    """Load ``checkpoint`` onto ``device`` (any name ``resolve_device`` takes), on the calling thread.
+
+    Raises:
+        ValueError, DeviceUnavailableError: as ``resolve_device``; ValueError also when the KV cache doesn't fit.
+        CheckpointError: the weights can't be used.
+    """
+    options = options or BackendOptions()
+    resolved = resolve_device(device)
+    problem = _torch_problem()
+    if problem is not None:
+        raise DeviceUnavailableError(f"device {resolved!r} can't be used: {problem}")
+    import torch
+
+    torch.set_num_threads(options.threads or usable_cores())
+    fast = importlib.util.find_spec(f"{__package__}.cpu.weights") is not None
+    if resolved == "cpu" and options.cpu_precision == "fast" and fast:
+        return _fast_cpu(checkpoint, config, options, progress)
+    return _dense(torch.device(resolved), checkpoint, config, progress)
+
+
+def usable_cores() -> int:
+    """Physical cores, as far as this process may run on them."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
+def _dense(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, progress: Progress | None) -> Backend:
+    import torch
+
+    from .cuda.runner import TorchBackend
+    from .cuda.weights import DenseLoader
+
+    if device.type == "cpu":
+        dtype = torch.float32
+    else:
+        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    loader = DenseLoader(checkpoint, dtype, device, progress)
+    return TorchBackend(checkpoint, config, loader, arithmetic=str(dtype).removeprefix("torch."))
+
+
+def _fast_cpu(
+    checkpoint: Checkpoint, config: EngineConfig, options: BackendOptions, progress: Progress | None
+) -> Backend:
+    from .cpu.ops import CpuOps
+    from .cpu.weights import QuantizedLoader
+    from .cuda.runner import TorchBackend
+
+    loader = QuantizedLoader(checkpoint, progress)
+    return TorchBackend(checkpoint, config, loader, ops=CpuOps, arithmetic="int8 activations")
+
+
+def _torch_problem() -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed; install bireme[cpu], or bireme[cuda] for an NVIDIA GPU"
+    return None
+
+
+def _cuda_problem() -> str | None:
+    problem = _torch_problem()
+    if problem is not None:
+        return problem
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return "this PyTorch was built without CUDA; install bireme[cuda], or use --device cpu"
+    return "PyTorch sees no NVIDIA GPU (does nvidia-smi list one?); use --device cpu"
+
+
+def _mlx_problem() -> str | None:
+    package = f"{__package__}.mlx.runner"
+    try:
+        found = importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        return "the MLX backend comes with a later version; use --device cpu"
+    if importlib.util.find_spec("mlx") is None:
+        return "MLX is not installed; install bireme[mlx], or use --device cpu"
+    return None
