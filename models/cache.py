@@ -23,7 +23,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the one lock for making ``target``; a second process waits. The lock goes with its process, however it ends."""
+    """Hold the one lock for making ``target``; a second process waits. The lock ends with its process."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.with_name(f".{target.name}.lock"), "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
