@@ -1,7 +1,7 @@
 """GGML's block formats taken apart: unsigned codes, and per group a scale with a minimum, a zero point or a codebook.
 
-The layouts are those of ggml-common.h. Nothing is multiplied here that the format's own decoding doesn't multiply first, so
-that ``Blocks.values`` rounds exactly as the reference decoders do.
+The layouts are those of ggml-common.h. Nothing is multiplied here that the format's own decoding doesn't multiply
+first, so that ``Blocks.values`` rounds exactly as the reference decoders do.
 """
 
 from __future__ import annotations

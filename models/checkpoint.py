@@ -10,7 +10,7 @@ from typing import Any
 
 from .config import ModelConfig
 from .ggml_types import DENSE
-from .names import HEAD, expected_shapes
+from .names import HEAD, expected_shapes, optional_shapes
 from .source import StoredTensor, TensorSource
 from .weight import CheckpointError, TokenizerFiles, Weight
 
@@ -45,7 +45,7 @@ class OpenCheckpoint:
         return iter(self._used)
 
     def weight(self, name: str) -> Weight:
-        """The tensor, as views of the mapped file (of "llama" GGUF files q and k are copies, rows in canonical order)."""
+        """The tensor, as views of the mapped file (q and k of "llama" GGUF files: copies, rows in canonical order)."""
         if name not in self._used:
             raise CheckpointError(f"{self.path}: missing tensor {self._source.file_name(name)}")
         return self._source.load(name)
@@ -71,21 +71,24 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     Raises:
         CheckpointError: no model there, files missing, broken or unsupported; the message names what and where.
     """
+    from .gguf_checkpoint import open_gguf  # both formats build on this module
+    from .hf_checkpoint import open_folder
+
     place = Path(path).expanduser()
     if not place.exists():
         raise CheckpointError(f"{place}: no such file or folder")
-    if place.is_dir() and (place / "config.json").exists() and not any(place.glob("*.gguf")):
-        from .hf_checkpoint import open_folder  # each format imports this module
-
-        return open_folder(place)
-    from .gguf_checkpoint import open_gguf
-
+    if place.is_file() and place.suffix in (".safetensors", ".json"):
+        raise CheckpointError(f"{place}: one file of a safetensors model; name its folder, {place.parent}")
+    if place.is_dir() and (place / "config.json").exists():
+        if any(place.glob("*.safetensors")) or not any(place.glob("*.gguf")):
+            return open_folder(place)
     return open_gguf(place)
 
 
 def _check_tensors(source: TensorSource, config: ModelConfig) -> dict[str, StoredTensor]:
     """The tensors the model uses; missing and misshapen ones are errors, leftover ones a warning."""
     shapes = expected_shapes(config)
+    shapes |= {name: shape for name, shape in optional_shapes(config).items() if name in source.tensors}
     missing = [source.file_name(name) for name in shapes if name not in source.tensors]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -113,7 +116,7 @@ def _report_leftovers(source: TensorSource, config: ModelConfig, names: set[str]
         )
     if left:
         shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
-        logger.warning("%s: %d unused tensors ignored: %s", source.path, len(left), shown)
+        logger.warning("%s: ignored, not part of a %s decoder: %s", source.path, config.architecture, shown)
 
 
 def _label(tensors: Mapping[str, StoredTensor]) -> str:

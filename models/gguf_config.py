@@ -96,6 +96,10 @@ def _rope(keys: Settings, architecture: str, head_dim: int, divisors: NDArray[np
     magnitude = None
     if kind == "yarn" and keys.has("rope.scaling.attn_factor"):
         magnitude = keys.number("rope.scaling.attn_factor") * float(0.1 * np.log(factor) + 1.0)
+    if divisors is not None and kind == "linear":  # both divide
+        divisors, kind = divisors * np.float32(factor), "none"
+    if divisors is not None and kind == "yarn":
+        raise CheckpointError(f"{keys.source}: yarn scaling beside a rope_freqs.weight tensor is not supported")
     plain = kind == "none" or factor == 1.0
     return RopeConfig(
         theta=keys.number("rope.freq_base", 10000.0),

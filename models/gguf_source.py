@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ class GgufSource:
         self._files = files
         self._home: dict[str, tuple[GgufFile, GgufTensor]] = {}
         self._interleaved: tuple[int, int] | None = None  # heads, kv heads
-        self.tensors: dict[str, StoredTensor] = {}
+        self._stored: dict[str, StoredTensor] = {}
+        self.tensors: Mapping[str, StoredTensor] = self._stored
         for file in files:
             for tensor in file.tensors.values():
                 if tensor.name != ROPE_DIVISORS:
@@ -39,7 +40,7 @@ class GgufSource:
         problem = None
         if kind not in DECODABLE:
             problem = f"has type {kind}, which is not supported; supported: {', '.join(sorted(DECODABLE))}"
-        self.tensors[name] = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
+        self._stored[name] = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
         self._home[name] = (file, tensor)
 
     def set_row_order(self, config: ModelConfig) -> None:

@@ -76,3 +76,23 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for index in range(config.num_layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     return shapes
+
+
+def optional_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Tensors that are applied where the files have them: the projections' biases."""
+    return {
+        name.removesuffix("weight") + "bias": shape[:1]
+        for name, shape in expected_shapes(config).items()
+        if name.endswith("_proj.weight")
+    }
+
+
+def canonical_from_hf(name: str) -> str:
+    """A safetensors name without the wrappers that models with vision put around their language model."""
+    for prefix in ("language_model.", "model.language_model.", "model.text_model."):
+        if name.startswith(prefix):
+            rest = name.removeprefix(prefix)
+            return rest if rest.startswith(("model.", "lm_head.")) else f"model.{rest}"
+    if name.startswith(("layers.", "embed_tokens.", "norm.")):  # saved without the head's class around it
+        return f"model.{name}"
+    return name

@@ -1,0 +1,114 @@
+"""ModelConfig out of a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .config import MAX_LAYERS, ModelConfig
+from .rope_config import hf_rope
+from .settings import Settings
+from .weight import CheckpointError
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+_CLASSES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+_MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral configuration lacks the key altogether
+
+
+def text_part(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The language model's settings, and whether they were nested (a model with vision or audio). Inner values win."""
+    inner = config.get("text_config")
+    if not isinstance(inner, dict):
+        return dict(config), False
+    outer = {key: value for key, value in config.items() if key not in ("text_config", "model_type", "architectures")}
+    return outer | inner, True
+
+
+def hf_config(config: Settings, has_head: bool) -> ModelConfig:
+    """The configuration. ``config``: the language model's part; ``has_head``: whether the files hold ``lm_head``.
+
+    Raises:
+        CheckpointError: an unsupported architecture or feature, or a key missing or out of range.
+    """
+    architecture = _architecture(config)
+    _refuse_unsupported(config)
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise config.fail("num_key_value_heads", f"a divisor of the {heads} heads")
+    head_dim = config.integer("head_dim", hidden // heads)
+    if not config.has("head_dim") and hidden % heads:
+        raise config.fail("num_attention_heads", f"a divisor of hidden_size {hidden}, or a head_dim beside it")
+    if head_dim % 2:
+        raise CheckpointError(f"{config.source}: heads of {head_dim} dims; rotary embedding needs an even number")
+    layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
+    rope, context = hf_rope(config, head_dim)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position=context,
+        rms_norm_eps=config.number("rms_norm_eps"),
+        rope=rope,
+        tie_embeddings=config.boolean("tie_word_embeddings", False) or not has_head,
+        attention_bias=architecture == "qwen2" or config.boolean("attention_bias", False),
+        qk_norm=architecture == "qwen3",
+        windows=_windows(config, architecture, layers),
+    )
+
+
+def _architecture(config: Settings) -> str:
+    classes = config.get("architectures") or []
+    guess = _CLASSES.get(str(classes[0]), str(classes[0])) if isinstance(classes, list) and classes else None
+    name = config.text("model_type", guess)
+    if name in ARCHITECTURES:
+        return name
+    raise CheckpointError(
+        f"{config.source}: unsupported architecture {name} ({classes or 'no class named'}); "
+        f"supported: {', '.join(ARCHITECTURES)}"
+    )
+
+
+def _refuse_unsupported(config: Settings) -> None:
+    for key in _EXPERT_KEYS:
+        if config.has(key) and config.integer(key, least=0):
+            raise CheckpointError(
+                f"{config.source}: {key} is {config.get(key)}: mixture-of-experts models are not supported yet"
+            )
+    if config.text("hidden_act", "silu") not in ("silu", "swish"):
+        raise config.fail("hidden_act", "silu")
+
+
+def _windows(config: Settings, architecture: str, layers: int) -> tuple[int | None, ...]:
+    """Per layer what transformers makes of ``sliding_window`` and its companions; () where no layer has a window."""
+    window = _window(config, architecture)
+    if window is None:
+        return ()
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.integer("max_window_layers", 28, least=0) if architecture.startswith("qwen") else 0
+        slides = [layer >= first for layer in range(layers)]
+    elif isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= {"sliding_attention", "full_attention"}:
+        slides = [kind == "sliding_attention" for kind in kinds]
+    else:
+        raise config.fail("layer_types", f"{layers} times sliding_attention or full_attention")
+    return tuple(window if slide else None for slide in slides) if any(slides) else ()
+
+
+def _window(config: Settings, architecture: str) -> int | None:
+    if architecture == "llama" or (architecture != "mistral" and not config.boolean("use_sliding_window", False)):
+        return None
+    if config.has("sliding_window"):
+        return config.integer("sliding_window")
+    return _MISTRAL_WINDOW if f"{config.prefix}sliding_window" not in config.values else None
