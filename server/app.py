@@ -1,0 +1,89 @@
+"""The ASGI application: FastAPI's routes inside pure ASGI middleware."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import __version__
+from .endpoints import chat, completions, health, metrics, models, tokenize
+from .errors import ApiError
+from .middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from .openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .schema import components
+from .sse import ClientGoneError
+from .state import ServerState
+
+ROUTERS = (chat, completions, models, tokenize, health, metrics)
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application that serves ``state``. Middleware added later goes around all of this."""
+    app = FastAPI(
+        title="Bireme", version=__version__, description="An OpenAI-compatible server for one language model."
+    )
+    app.state.server = state
+    for module in ROUTERS:
+        app.include_router(module.router)
+    app.add_middleware(ApiKeyMiddleware, keys=state.settings.api_keys)
+    app.add_middleware(BodyLimitMiddleware, limit=state.settings.max_body)
+    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=["*"],
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+        max_age=600,
+    )
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(ClientGoneError, _client_gone)
+    _describe_bodies(app)
+    return app
+
+
+async def _api_error(http: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.json(), error.status, error.headers)
+
+
+async def _http_error(http: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405, in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    what = {404: f"There is no {http.url.path} here.", 405: f"{http.url.path} does not take {http.method}."}
+    answer = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
+    return Response(answer.json(), answer.status, {**answer.headers, **(error.headers or {})})
+
+
+async def _validation_error(http: Request, error: Exception) -> Response:
+    """FastAPI's 422 is OpenAI's 400."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    answer = ApiError(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", param=str(first["loc"][-1]))
+    return Response(answer.json(), answer.status, answer.headers)
+
+
+async def _client_gone(http: Request, error: Exception) -> Response:
+    """Nobody reads this; the status is for middleware that counts (nginx's 'client closed request')."""
+    return Response(status_code=499)
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Put the bodies' schemas, which the endpoints decode themselves, into the OpenAPI document."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = original()
+        bodies = components(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(bodies)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

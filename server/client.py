@@ -1,0 +1,267 @@
+"""The HTTP process's end of the engine: starts it, talks to it, notices its death or silence, restarts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ..backends.base import BackendInfo
+from ..core.config import EngineConfig
+from ..core.request import Request
+from ..core.stats import EngineStats
+from .engine_process import Boot
+from .errors import ApiError, from_rejection
+from .messages import Abort, Add, FromEngine, LoadFailed, Loading, Ready, Step, Stop, ToEngine, encode
+from .settings import EngineSpec, ServerSettings
+from .stream import RequestStream
+
+logger = logging.getLogger("bireme.server")
+
+STABLE_S = 60.0  # an engine that ran so long starts again with a full number of restarts
+MAX_DELAY_S = 30.0
+
+
+class EngineState(StrEnum):
+    """Where the engine stands; also what ``/health`` says."""
+
+    LOADING = "loading"
+    READY = "ok"
+    STALLED = "stalled"  # requests wait and nothing moves
+    RESTARTING = "restarting"
+    FAILED = "failed"  # it will not come back by itself
+
+
+class EngineClient:
+    """One engine process and the requests it serves. All methods are called on the event loop."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._closing = False
+        self._restarts = 0
+        self._ready_at = 0.0
+        self._progress_at = 0.0  # when the engine last showed that it moves
+        self._steps = -1
+        self.state = EngineState.LOADING
+        self.loaded = (0, 0)  # bytes done, bytes in all
+        self.failure: str | None = None
+        self.info: BackendInfo | None = None
+        self.config: EngineConfig | None = None
+        self.stats: EngineStats | None = None
+        self.changed = asyncio.Event()  # set at each change of state
+
+    @property
+    def num_live(self) -> int:
+        """Requests submitted and not ended."""
+        return len(self._streams)
+
+    def submit(self, request: Request) -> RequestStream:
+        """Send a request. Raises ``ApiError`` 503 while there is no engine to take it."""
+        if self._socket is None or self.state not in (EngineState.READY, EngineState.STALLED):
+            raise self.unavailable()
+        if not self._streams:
+            self._progress_at = time.monotonic()
+        stream = self._streams[request.request_id] = RequestStream(request.request_id)
+        self._send(Add(request))
+        return stream
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Stop a request, or one of its sequences; ``index`` None ends its stream."""
+        if index is None and self._streams.pop(request_id, None) is None:
+            return
+        self._send(Abort(request_id, index))
+
+    def finished(self, request_id: str) -> None:
+        """The request's last output was read; forget it."""
+        self._streams.pop(request_id, None)
+
+    def fail_all(self, error: ApiError) -> None:
+        """End every open stream with ``error`` and stop the engine's work on it."""
+        for request_id, stream in list(self._streams.items()):
+            self.abort(request_id)
+            stream.fail(error)
+
+    def unavailable(self) -> ApiError:
+        """Why no request can be taken now."""
+        if self.state is EngineState.LOADING:
+            return ApiError(503, "The model is still loading; try again soon.", code="loading", retry_after=2)
+        if self.state is EngineState.FAILED:
+            return ApiError(503, f"The engine failed and will not restart: {self.failure}", code="engine_failed")
+        return ApiError(503, "The engine is restarting; try again soon.", code="engine_restarting", retry_after=2)
+
+    async def run(self, model_path: str) -> None:
+        """Keep an engine alive until ``close``. Returns early when it can't be (state FAILED, ``failure`` says why)."""
+        await self._supervise(dataclasses.replace(self._settings.spec, model=model_path))
+
+    async def close(self) -> None:
+        """Ask the engine to exit; ``run`` returns when it has."""
+        self._closing = True
+        self._send(Stop())
+
+    async def _supervise(self, spec: EngineSpec) -> None:
+        while True:
+            code = await self._run_process(spec)
+            if self._closing or self.state is EngineState.FAILED:
+                return
+            self._report_death(code)
+            if time.monotonic() - self._ready_at > STABLE_S:
+                self._restarts = 0
+            if self._restarts >= self._settings.max_restarts:
+                self._fail(f"the engine process died {self._restarts + 1} times in a row, last with {_exit_text(code)}")
+                return
+            delay = min(self._settings.restart_delay * 2**self._restarts, MAX_DELAY_S)
+            self._restarts += 1
+            logger.warning("engine restart %d of %d in %.1f s", self._restarts, self._settings.max_restarts, delay)
+            await asyncio.sleep(delay)
+
+    def _report_death(self, code: int) -> None:
+        """Fail what was running. The requests' ids go to the log, so a client's report can be matched."""
+        text = _exit_text(code)
+        ids = ", ".join(self._streams) or "none"
+        logger.error("engine process ended unexpectedly (%s); requests lost: %s", text, ids)
+        self._set_state(EngineState.RESTARTING)
+        error = ApiError(
+            500,
+            f"The engine process ended unexpectedly ({text}) and the request was lost; try again.",
+            code="engine_died",
+        )
+        for stream in self._streams.values():
+            stream.fail(error)
+        self._streams.clear()
+
+    async def _run_process(self, spec: EngineSpec) -> int:
+        """Start one engine process and talk to it until it exits; returns its exit code."""
+        folder = Path(tempfile.mkdtemp(prefix="bireme-"))  # mode 0700: nobody else may speak to the engine
+        address = f"ipc://{folder}/e"
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.bind(address)
+        process = await _spawn(Boot(address, spec))
+        try:
+            exited = asyncio.create_task(process.wait())
+            listening = asyncio.create_task(self._listen(self._socket))
+            watching = asyncio.create_task(self._watch())
+            await asyncio.wait((exited, listening), return_when=asyncio.FIRST_COMPLETED)
+            if listening.done() and not exited.done():
+                process.kill()
+            code = await exited
+            await _cancel(listening)
+            await _cancel(watching)
+            self._drain(self._socket)
+            return code
+        finally:
+            if process.returncode is None:
+                process.kill()
+            self._socket.close(linger=0)
+            self._socket = None
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            self._take(self._decode(await socket.recv()))
+
+    def _drain(self, socket: zmq.asyncio.Socket) -> None:
+        """Take what a dead engine had still sent, its reason for a failed load above all."""
+        shadow: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
+        with contextlib.suppress(zmq.ZMQError):
+            while True:
+                self._take(self._decode(shadow.recv(zmq.NOBLOCK)))
+
+    def _take(self, message: FromEngine) -> None:
+        self._progress_at = self._progress_at if isinstance(message, Step) else time.monotonic()
+        if isinstance(message, Step):
+            self._take_step(message)
+        elif isinstance(message, Loading):
+            self.loaded = (message.done, message.total)
+        elif isinstance(message, Ready):
+            self.info, self.config = message.info, message.config
+            self._ready_at = time.monotonic()
+            self._set_state(EngineState.READY)
+        elif isinstance(message, LoadFailed):
+            self._fail(message.message)
+
+    def _take_step(self, step: Step) -> None:
+        streams = self._streams
+        for request_id in step.accepted:
+            if stream := streams.get(request_id):
+                stream.accept()
+        for rejected in step.rejected:
+            if stream := streams.pop(rejected.request_id, None):
+                stream.fail(from_rejection(rejected, "prompt"))
+        for output in step.outputs:
+            if stream := streams.get(output.request_id):
+                stream.put(output)
+        if step.stats is not None:
+            self.stats = step.stats
+        if step.outputs or not streams or (step.stats and step.stats.steps != self._steps):
+            self._moved()
+        if step.stats is not None:
+            self._steps = step.stats.steps
+
+    def _moved(self) -> None:
+        self._progress_at = time.monotonic()
+        if self.state is EngineState.STALLED:
+            logger.warning("the engine moves again")
+            self._set_state(EngineState.READY)
+
+    async def _watch(self) -> None:
+        """Turn health red when requests are open and the engine has not moved for ``watchdog_s``."""
+        while True:
+            await asyncio.sleep(0.25)
+            if self.state is not EngineState.READY or self.config is None or not self._streams:
+                continue
+            silent = time.monotonic() - self._progress_at
+            if silent > self.config.watchdog_s:
+                logger.error(
+                    "engine stalled: no step for %.0f s; open: %d; last stats: %s", silent, self.num_live, self.stats
+                )
+                self._set_state(EngineState.STALLED)
+
+    def _fail(self, message: str) -> None:
+        self.failure = message
+        self._set_state(EngineState.FAILED)
+
+    def _set_state(self, state: EngineState) -> None:
+        self.state = state
+        self.changed.set()
+
+    def _send(self, message: ToEngine) -> None:
+        if self._socket is not None:
+            self._socket.send(encode(message))  # never waits: the socket has no high-water mark and its peer is there
+
+
+async def _spawn(boot: Boot) -> asyncio.subprocess.Process:
+    """Start the engine process: own session (Ctrl-C in the terminal is ours alone), standard input as its lifeline."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "bireme.server.engine_process"),
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(boot) + b"\n")
+    return process
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _exit_text(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,220 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...core.request import FinishReason
+from ..chunks import ChunkWriter
+from ..errors import ApiError, bad_request
+from ..frontend import Frontend
+from ..generation import GenerationGroup, Piece, ScoredToken
+from ..logprobs import completion_logprobs
+from ..openai_types import CompletionRequest, parse, reject_text_only, wants_usage
+from ..params import budget, sampling_params, text_rules
+from ..prompts import Prompt, read_prompts
+from ..schema import json_body
+from ..sse import DONE, EventStream, event, until_gone
+from ..state import ServerState, new_id, request_id_of, state_of
+from ..usage import usage_of
+
+router = APIRouter()
+logger = logging.getLogger("bireme.server")
+
+#: OpenAI's own default for this endpoint.
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(slots=True)
+class CompletionAnswer:
+    """What an answer needs beside the pieces themselves."""
+
+    group: GenerationGroup
+    frontend: Frontend
+    model: str
+    logprobs: int | None
+    n: int  # choices shown per prompt
+    echoes: list[str]  # per prompt: what its choices begin with
+    answer_id: str = field(default_factory=lambda: f"cmpl-{new_id()}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.echoes)
+
+    @property
+    def head(self) -> dict[str, Any]:
+        return {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.model}
+
+
+@router.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
+async def completions(http: Request) -> Response:
+    """Continue each prompt, whole or as a stream."""
+    state = state_of(http)
+    frontend = state.ready()
+    body = parse(await http.body(), CompletionRequest)
+    model = state.names.check(body.model)
+    _check(body)
+    add_special = body.add_special_tokens is not False
+    prompts = await read_prompts(body.prompt, frontend, state.vocab_size, add_special_tokens=add_special)
+    answer = CompletionAnswer(
+        group=_group(state, http, body, prompts),
+        frontend=frontend,
+        model=model,
+        logprobs=body.logprobs,
+        n=body.n or 1,
+        echoes=[prompt.text if body.echo else "" for prompt in prompts],
+    )
+    if body.stream:
+        await until_gone(http.receive, answer.group.start(state.settings.accept_wait))
+        events = _events(answer, body, request_id_of(http))
+        return EventStream(events, answer.group.close, state.settings.keep_alive)
+    return await until_gone(http.receive, _whole(answer, rank=_best_of(body) > answer.n))
+
+
+def _check(body: CompletionRequest) -> None:
+    """Refuse what would otherwise be ignored."""
+    reject_text_only(body)
+    if body.suffix:
+        raise bad_request("suffix is not supported: this server's models write forward only.", "suffix")
+    if body.echo and body.logprobs is not None:
+        raise bad_request("echo together with logprobs is not supported: prompt tokens are not scored.", "echo")
+    if body.max_tokens == 0 and not body.echo:
+        raise bad_request("max_tokens is 0; it must be at least 1 (0 is for echo alone)", "max_tokens")
+    if _best_of(body) < (body.n or 1):
+        raise bad_request(f"best_of is {body.best_of}; it must be at least n ({body.n or 1})", "best_of")
+    if body.stream and _best_of(body) > (body.n or 1):
+        raise bad_request("best_of above n can't be streamed: the best is known only at the end.", "best_of")
+
+
+def _best_of(body: CompletionRequest) -> int:
+    return (body.n or 1) if body.best_of is None else body.best_of
+
+
+def _group(state: ServerState, http: Request, body: CompletionRequest, prompts: list[Prompt]) -> GenerationGroup:
+    """The generations; none for ``max_tokens`` 0, which only echoes."""
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    rules = text_rules(body)
+    generations = []
+    for prompt in prompts:
+        state.check_length(len(prompt.ids), "prompt")
+        room = budget(asked, len(prompt.ids), state.max_model_len, "max_tokens", least=0)
+        logprobs = body.logprobs if _best_of(body) == (body.n or 1) else body.logprobs or 0
+        params = sampling_params(
+            body,
+            max_tokens=max(room, 1),
+            logprobs=logprobs,
+            defaults=state.defaults,
+            vocab_size=state.vocab_size,
+            n=_best_of(body),
+        )
+        generations.append(state.generation(http, body, prompt.ids, params, rules))
+    return GenerationGroup(generations, dry=asked == 0)
+
+
+async def _whole(answer: CompletionAnswer, *, rank: bool) -> Response:
+    group = answer.group
+    per_prompt = group.generations[0].request.params.n
+    try:
+        await group.start(None)
+        found = [_WholeChoice() for _ in range(per_prompt * len(answer.echoes))]
+        async with contextlib.aclosing(group.pieces()) as pieces:
+            async for piece in pieces:
+                found[piece.index].take(piece)
+    finally:
+        group.close()
+    choices = []
+    for at, echo in enumerate(answer.echoes):
+        mine = found[at * per_prompt : (at + 1) * per_prompt]
+        if rank:
+            mine = sorted(mine, key=_WholeChoice.mean_logprob, reverse=True)[: answer.n]
+        choices += [one.shape(at * answer.n + i, echo, answer) for i, one in enumerate(mine)]
+    content = answer.head | {"choices": choices, "usage": usage_of(group)}
+    return Response(orjson.dumps(content), media_type="application/json")
+
+
+class _WholeChoice:
+    """The fold of one choice's pieces; one that got none ended before its first token."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._tokens: list[ScoredToken] = []
+        self._finish: str | None = FinishReason.LENGTH
+
+    def take(self, piece: Piece) -> None:
+        self._text.append(piece.text)
+        self._tokens.extend(piece.tokens)
+        self._finish = piece.finish
+
+    def mean_logprob(self) -> float:
+        scores = [token.scores.logprob for token in self._tokens]
+        return sum(scores) / len(scores) if scores else float("-inf")
+
+    def shape(self, index: int, echo: str, answer: CompletionAnswer) -> dict[str, Any]:
+        logprobs = None
+        if answer.logprobs is not None:
+            logprobs = completion_logprobs(self._tokens, answer.frontend.tokenizer, answer.logprobs)
+        text = echo + "".join(self._text)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": self._finish}
+
+
+async def _events(answer: CompletionAnswer, body: CompletionRequest, request_id: str) -> AsyncIterator[bytes]:
+    """The stream: echo where asked, text, one finish chunk per choice, usage where asked, DONE; or an error event."""
+    with_usage, always_usage = wants_usage(body.stream_options)
+    writer = ChunkWriter(answer.head, usage_null=with_usage)
+    group = answer.group
+    shapes = _StreamShapes(answer)
+    try:
+        for index in range(answer.num_choices):
+            for choice in shapes.opening(index):
+                yield writer.choice(choice, usage_of(group) if always_usage else None)
+        async with contextlib.aclosing(group.pieces()) as pieces:
+            async for piece in pieces:
+                for choice in shapes.choices(piece):
+                    yield writer.choice(choice, usage_of(group) if always_usage else None)
+        if with_usage:
+            yield writer.usage(usage_of(group))
+        yield DONE
+    except ApiError as error:
+        logger.warning("request %s failed in its stream: %s", request_id, error.message)
+        yield event(error.json())
+    except Exception:
+        logger.exception("request %s failed in its stream", request_id)
+        yield event(ApiError(500, f"Internal error; see the server's log for request {request_id}.").json())
+
+
+class _StreamShapes:
+    """Choices of chunks, as JSON."""
+
+    def __init__(self, answer: CompletionAnswer) -> None:
+        self._answer = answer
+
+    def opening(self, index: int) -> list[bytes]:
+        """The echoed prompt; and the end, where nothing is generated."""
+        echo = self._answer.echoes[index // self._answer.n]
+        found = [_choice(index, echo)] if echo else []
+        return [*found, _choice(index, "", finish=b'"length"')] if self._answer.group.dry else found
+
+    def choices(self, piece: Piece) -> list[bytes]:
+        found = []
+        tokenizer, top = self._answer.frontend.tokenizer, self._answer.logprobs
+        if piece.text or piece.tokens:
+            logprobs = b"null" if top is None else orjson.dumps(completion_logprobs(piece.tokens, tokenizer, top))
+            found.append(_choice(piece.index, piece.text, logprobs))
+        if piece.finish is not None:
+            found.append(_choice(piece.index, "", finish=orjson.dumps(piece.finish)))
+        return found
+
+
+def _choice(index: int, text: str, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
+    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, orjson.dumps(text), logprobs, finish)

@@ -1,0 +1,73 @@
+"""``/health``, ``/version``, ``/server_info``, and a word at ``/``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ... import __version__
+from ..client import EngineState
+from ..state import state_of
+
+router = APIRouter()
+
+
+@router.get("/health")
+@router.head("/health", include_in_schema=False)
+async def health(http: Request) -> Response:
+    """200 when requests are served; else 503 with the state: loading, restarting, stalled, failed, draining.
+
+    That the process lives at all is shown by any answer.
+    """
+    state = state_of(http)
+    status = state.client.state
+    body: dict[str, Any] = {"status": "draining" if state.draining else status.value}
+    if status is EngineState.READY and state.frontend is None:
+        body["status"] = EngineState.LOADING.value
+    if body["status"] == EngineState.LOADING.value and state.client.loaded[1]:
+        body["loaded_bytes"], body["total_bytes"] = state.client.loaded
+    if status is EngineState.FAILED:
+        body["error"] = state.client.failure
+    return Response(orjson.dumps(body), 200 if body["status"] == "ok" else 503, media_type="application/json")
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The server's version."""
+    return {"version": __version__}
+
+
+@router.get("/server_info")
+async def server_info(http: Request) -> dict[str, Any]:
+    """What is really in effect: the engine's own settings object and what its backend says of itself."""
+    state = state_of(http)
+    state.ready()
+    assert state.client.config is not None and state.client.info is not None
+    info = dataclasses.asdict(state.client.info)
+    info["end_ids"] = sorted(info["end_ids"])
+    spec, settings = state.settings.spec, state.settings
+    return {
+        "version": __version__,
+        "engine": dataclasses.asdict(state.client.config),
+        "backend": info,
+        "options": {"device": spec.device, "cpu_precision": spec.cpu_precision, "threads": spec.threads},
+        "server": {
+            "served_model_names": list(state.names.served),
+            "generation_defaults": state.defaults,
+            "api_key": bool(settings.api_keys),
+            "grace": settings.grace,
+            "max_model_len": state.max_model_len,
+        },
+    }
+
+
+@router.get("/", include_in_schema=False)
+@router.head("/", include_in_schema=False)
+async def root() -> dict[str, str]:
+    """Probes and people land here."""
+    return {"name": "bireme", "version": __version__, "docs": "/docs"}

@@ -1,0 +1,57 @@
+"""``POST /tokenize`` and ``/detokenize``, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from ..errors import bad_request
+from ..openai_types import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
+from ..params import token_ids
+from ..schema import json_body
+from ..state import state_of
+from .chat import render
+
+router = APIRouter()
+
+
+@router.post("/tokenize", openapi_extra=json_body(TokenizeRequest))
+async def tokenize(http: Request) -> dict[str, Any]:
+    """Token ids of a text, or of chat messages exactly as the chat endpoint would send them to the model."""
+    state = state_of(http)
+    frontend = state.ready()
+    body = parse(await http.body(), TokenizeRequest)
+    state.names.check(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("Give either prompt or messages.", "prompt")
+    if body.messages is not None:
+        chat = ChatRequest(
+            messages=body.messages,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        ids = await render(frontend, chat)
+    else:
+        try:
+            ids = await frontend.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+        except ValueError as error:
+            raise bad_request(str(error), "prompt") from None
+    texts = [frontend.tokenizer.token_text(one) for one in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, "token_strs": texts}
+
+
+@router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
+async def detokenize(http: Request) -> dict[str, Any]:
+    """The text of token ids, special tokens included."""
+    state = state_of(http)
+    frontend = state.ready()
+    body = parse(await http.body(), DetokenizeRequest)
+    state.names.check(body.model)
+    if body.tokens is None:
+        raise bad_request("tokens is missing.", "tokens")
+    ids = list(token_ids(body.tokens, state.vocab_size, "tokens"))
+    text = await frontend.run(len(ids), lambda: frontend.tokenizer.decode(ids, skip_special_tokens=False))
+    return {"prompt": text}

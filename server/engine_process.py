@@ -1,0 +1,184 @@
+"""The engine's own process: one thread that owns the backend, from load to close.
+
+The first line on standard input says what to build and where to connect; standard input then stays open as a lifeline:
+it ends when the HTTP process is gone, however it died, and this process ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from ..core.engine import EngineDeadError
+from ..core.request import QueueFullError, Request, RequestRejectedError
+from .loading import find_loader
+from .messages import Abort, Add, FromEngine, LoadFailed, Loading, Ready, Rejected, Step, Stop, ToEngine, encode
+from .settings import EngineSpec
+
+if TYPE_CHECKING:
+    from ..core.engine import Engine
+
+logger = logging.getLogger("bireme.engine")
+
+STATS_EVERY = 0.25  # seconds between statistics while busy
+IDLE_HEARTBEAT = 1.0  # seconds between signs of life while idle
+PROGRESS_EVERY = 0.1  # seconds between load reports
+
+
+class Boot(msgspec.Struct):
+    """The first line on standard input."""
+
+    address: str
+    spec: EngineSpec
+
+
+class EngineLoop:
+    """Takes messages, steps the engine, reports: until told to stop."""
+
+    def __init__(self, engine: Engine, channel: zmq.Socket[bytes]) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._report = Step()
+        self._stats_due = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Step while there is work, sleep on the socket while there is none."""
+        was_busy = False
+        while not self._stopping:
+            busy = self._engine.has_work()
+            if was_busy and not busy:
+                self._stats_due = 0.0
+            self._flush()
+            self._receive(0 if busy else int(IDLE_HEARTBEAT * 1000))
+            if self._report.accepted or self._report.rejected:
+                self._flush()
+            if self._engine.has_work():
+                self._step()
+            was_busy = busy
+
+    def _step(self) -> None:
+        try:
+            self._report.outputs = self._engine.step()
+        except EngineDeadError as error:
+            self._report.outputs = error.outputs
+            self._flush()
+            raise
+
+    def _receive(self, timeout_ms: int) -> None:
+        if timeout_ms and not self._channel.poll(timeout_ms):
+            return
+        while True:
+            try:
+                message = self._channel.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(self._decode(message))
+
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, Add):
+            self._add(message.request)
+        elif isinstance(message, Abort):
+            if message.index is None:
+                self._engine.abort(message.request_id)
+        elif isinstance(message, Stop):
+            self._stopping = True
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except RequestRejectedError as error:
+            self._report.rejected.append(Rejected(request.request_id, str(error), error.code))
+        except QueueFullError as error:
+            self._report.rejected.append(Rejected(request.request_id, str(error), "queue_full", error.retry_after))
+        else:
+            self._report.accepted.append(request.request_id)
+
+    def _flush(self) -> None:
+        """Send what happened, with statistics now and then; an idle engine sends them as its sign of life."""
+        report, now = self._report, time.monotonic()
+        if now >= self._stats_due:
+            report.stats = self._engine.stats()
+            self._stats_due = now + (STATS_EVERY if self._engine.has_work() else IDLE_HEARTBEAT)
+        if report.outputs or report.accepted or report.rejected or report.stats:
+            self._channel.send(encode(report))
+            self._report = Step()
+
+
+def load(boot: Boot, channel: zmq.Socket[bytes]) -> Engine | None:
+    """Build the engine, reporting progress. A failure is reported as one line and gives None."""
+    last = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_EVERY or done >= total:
+            last = time.monotonic()
+            send(channel, Loading(done, total))
+
+    try:
+        engine = find_loader(boot.spec.loader)(boot.spec, progress)
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        logger.debug("load failed", exc_info=True)
+        send(channel, LoadFailed(str(error) or type(error).__name__))
+        return None
+    send(channel, Ready(engine.backend.info, engine.config))
+    return engine
+
+
+def send(channel: zmq.Socket[bytes], message: FromEngine) -> None:
+    channel.send(encode(message))
+
+
+def watch_parent() -> None:
+    """End this process when standard input ends, i.e. when the parent is gone."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def read_boot() -> Boot:
+    """Read up to the first newline, byte by byte: nothing after it may be swallowed by a buffer."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise SystemExit(1)
+        line += byte
+    return msgspec.json.decode(line, type=Boot)
+
+
+def main() -> None:
+    """Entry point: ``python -m bireme.server.engine_process``, started by ``EngineClient``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    boot = read_boot()
+    watch_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    context = zmq.Context()
+    channel: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    channel.set_hwm(0)
+    channel.connect(boot.address)
+    engine = load(boot, channel)
+    if engine is not None:
+        try:
+            EngineLoop(engine, channel).run()
+        finally:
+            engine.close()
+    channel.close(linger=1000)
+    context.term()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What crosses between the HTTP process and the engine process: MessagePack over one ZeroMQ pair socket.
+
+Requests and outputs are the core's own records; there is one ``Step`` message per engine step for all sequences.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..backends.base import BackendInfo
+from ..core.config import EngineConfig
+from ..core.request import Request, SequenceOutput
+from ..core.stats import EngineStats
+
+
+class Add(msgspec.Struct, tag="add", array_like=True):
+    """Serve this request; answered by an entry in ``Step.accepted`` or ``Step.rejected``."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True):
+    """Stop this request (or one of its sequences); nobody waits for more of it."""
+
+    request_id: str
+    index: int | None = None
+
+
+class Stop(msgspec.Struct, tag="stop", array_like=True):
+    """Close the engine and exit."""
+
+
+ToEngine = Add | Abort | Stop
+
+
+class Loading(msgspec.Struct, tag="loading", array_like=True):
+    """Bytes of weights loaded so far, and in all."""
+
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """The engine takes requests. ``config`` is the engine's own object: what is really in effect."""
+
+    info: BackendInfo
+    config: EngineConfig
+
+
+class LoadFailed(msgspec.Struct, tag="load_failed", array_like=True):
+    """The engine could not be built; trying again would fail the same way."""
+
+    message: str
+
+
+class Rejected(msgspec.Struct, array_like=True):
+    """A request the engine did not take."""
+
+    request_id: str
+    message: str
+    code: str  # as RequestRejectedError.code, or "queue_full"
+    retry_after: float | None = None  # seconds; set with "queue_full"
+
+
+class Step(msgspec.Struct, tag="step", array_like=True):
+    """What happened since the last message."""
+
+    outputs: list[SequenceOutput] = []
+    accepted: list[str] = []
+    rejected: list[Rejected] = []
+    stats: EngineStats | None = None
+
+
+FromEngine = Loading | Ready | LoadFailed | Step
+
+encode = msgspec.msgpack.Encoder().encode

@@ -1,0 +1,134 @@
+"""Request bodies of the OpenAI-compatible endpoints.
+
+Every field may be null, which means 'not given'; unknown fields are accepted and ignored. Types are checked strictly
+(a string is never taken for a number); ranges are checked in ``params.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from .errors import bad_request
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """Fields that chat and text completions share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+TokenIds = list[int]
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[Any] | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /tokenize``: a text, or chat messages as the chat endpoint would render them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], msgspec.Meta(max_length=10_000_000)] | None = None
+
+
+T = TypeVar("T")
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """Decode a JSON body. Raises ``ApiError`` 400 that names the field."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        field = path.rstrip("`") or None
+        name = field.split("[")[0].split(".")[0] if field else None
+        raise bad_request(f"{field}: {text[0].lower()}{text[1:]}" if field else text, name) from None
+    except msgspec.DecodeError as error:
+        raise bad_request(f"The body is not valid JSON (UTF-8, no lone surrogates): {error}") from None
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.") from None
+
+
+def wants_usage(options: StreamOptions | None) -> tuple[bool, bool]:
+    """Whether a stream ends with a usage chunk, and whether every chunk carries usage."""
+    if options is None:
+        return False, False
+    return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
+
+
+def reject_text_only(request: GenerationRequest) -> None:
+    """Refuse output constraints that are not enforced: unconstrained text must never pass for constrained."""
+    kind = (request.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise bad_request(
+            f"response_format of type {kind!r} is not supported by this server yet; use 'text' or leave it out.",
+            "response_format",
+        )

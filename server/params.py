@@ -1,0 +1,113 @@
+"""A request body's fields as the engine's sampling parameters: null is 'not given', 0 is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.request import MAX_LOGPROBS, SamplingParams
+from .errors import bad_request
+from .openai_types import GenerationRequest
+
+MAX_BIAS_ENTRIES = 1024
+MAX_BIAS = 100.0
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1000
+#: Fields a checkpoint's generation defaults may fill.
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PLAIN = (*DEFAULTED, "min_tokens", "presence_penalty", "frequency_penalty", "seed", "n", "ignore_eos")
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """What ends or changes the text itself; the engine knows tokens only."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+def text_rules(request: GenerationRequest) -> TextRules:
+    """Raises ``ApiError`` 400 for an empty stop string, or too many, or too long ones."""
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    if any(not text for text in stop):
+        raise bad_request("stop holds an empty string, which would end every answer at once; leave it out.", "stop")
+    if len(stop) > MAX_STOPS or any(len(text) > MAX_STOP_CHARS for text in stop):
+        raise bad_request(f"stop takes at most {MAX_STOPS} strings of {MAX_STOP_CHARS} characters.", "stop")
+    return TextRules(
+        stop=stop,
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
+
+
+def sampling_params(
+    request: GenerationRequest,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    defaults: Mapping[str, Any],
+    vocab_size: int,
+    n: int | None = None,
+) -> SamplingParams:
+    """Sampling parameters of a body. ``defaults`` fill only fields that were left out; ``n`` overrides the body's.
+
+    Raises:
+        ApiError: 400 naming the field, the value and the limit.
+    """
+    values: dict[str, Any] = {name: defaults[name] for name in DEFAULTED if defaults.get(name) is not None}
+    values |= {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
+    values |= {} if n is None else {"n": n}
+    check_seed(request.seed)
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise bad_request(f"logprobs is {logprobs}; it must be 0 to {MAX_LOGPROBS}", "logprobs")
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logit_bias=logit_bias(request.logit_bias, vocab_size),
+            stop_token_ids=token_ids(request.stop_token_ids or [], vocab_size, "stop_token_ids"),
+            logprobs=logprobs,
+            **values,
+        )
+    except ValueError as error:
+        raise bad_request(str(error), str(error).split(" ", 1)[0]) from None
+
+
+def check_seed(seed: int | None) -> None:
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise bad_request(f"seed is {seed}; it must fit 64 bits", "seed")
+
+
+def token_ids(ids: list[Any], vocab_size: int, param: str) -> tuple[int, ...]:
+    """``ids`` checked against the output matrix's rows."""
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise bad_request(f"{param}: {token!r} is not a token id of this model (0 to {vocab_size - 1})", param)
+    return tuple(ids)
+
+
+def logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    """OpenAI's map of token id (as text) to -100..100."""
+    if bias is None:
+        return {}
+    if len(bias) > MAX_BIAS_ENTRIES:
+        raise bad_request(f"logit_bias has {len(bias)} entries; at most {MAX_BIAS_ENTRIES}", "logit_bias")
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
+            raise bad_request(
+                f"logit_bias: {key!r} is not a token id of this model (0 to {vocab_size - 1})", "logit_bias"
+            )
+        if not -MAX_BIAS <= value <= MAX_BIAS:
+            raise bad_request(f"logit_bias of token {key} is {value}; it must be -100 to 100", "logit_bias")
+        checked[int(key)] = value
+    return checked
+
+
+def budget(asked: int | None, prompt: int, limit: int, param: str, *, least: int = 1) -> int:
+    """Tokens to make: what was asked, cut to what the context leaves (documented: never an error by itself)."""
+    if asked is not None and asked < least:
+        raise bad_request(f"{param} is {asked}; it must be at least {least}", param)
+    room = limit - prompt
+    return room if asked is None else min(asked, room)

@@ -1,0 +1,88 @@
+"""What the server tells the person who started it: a summary at start, a line of statistics while busy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from ..backends.base import BackendInfo
+from ..core.config import EngineConfig
+from ..core.stats import EngineStats
+from .client import EngineClient
+from .state import ServerState
+
+logger = logging.getLogger("bireme.server")
+
+#: The length of conversation that capacity is told in.
+CONVERSATION = 4096
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: 1.50 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def summary(state: ServerState, url: str) -> str:
+    """The lines shown once the engine is ready; every number is the engine's own."""
+    info, config, frontend = state.client.info, state.client.config, state.frontend
+    assert info is not None and config is not None and frontend is not None
+    tokens = info.num_blocks * info.block_size
+    rows = [
+        ("model", f"{frontend.name} (served as {', '.join(state.names.served)})"),
+        ("quantisation", info.quantization),
+        ("device", info.device),
+        ("weights", size_text(info.weight_bytes)),
+        (
+            "KV cache",
+            f"{tokens:,} tokens in blocks of {info.block_size} ({size_text(tokens * info.kv_bytes_per_token)})",
+        ),
+        ("capacity", f"{conversations(info)} conversations at {CONVERSATION:,} tokens"),
+        ("context", f"{state.max_model_len:,} tokens"),
+        ("engine", settings_text(config)),
+        ("defaults", defaults_text(state)),
+        ("listening", url),
+    ]
+    return "\n".join(f"  {name:<13}{value}" for name, value in rows)
+
+
+def conversations(info: BackendInfo) -> int:
+    """Conversations of 4,096 tokens that fit the pool at once, none sharing anything."""
+    blocks = -(-CONVERSATION // info.block_size)
+    return info.num_blocks // blocks
+
+
+def settings_text(config: EngineConfig) -> str:
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_stall_ms", "max_queue", "enable_prefix_caching")
+    return ", ".join(f"{name}={getattr(config, name)}" for name in names)
+
+
+def defaults_text(state: ServerState) -> str:
+    if not state.settings.generation_defaults:
+        return "the model's generation defaults are off"
+    return ", ".join(f"{key}={value}" for key, value in state.defaults.items()) or "none given by the model"
+
+
+def statistics(now: EngineStats, before: EngineStats, seconds: float) -> str:
+    """One line over the last ``seconds``."""
+    came = (now.prompt_tokens - before.prompt_tokens) / seconds
+    went = (now.tokens_generated - before.tokens_generated) / seconds
+    return (
+        f"running {now.running}, waiting {now.waiting}, in {came:.1f} tok/s, out {went:.1f} tok/s, "
+        f"KV {now.kv_usage:.1%}, prefix hits {now.cache_hit_rate:.1%}"
+    )
+
+
+async def report_statistics(client: EngineClient, interval: float) -> None:
+    """Log a line every ``interval`` seconds in which the engine did something."""
+    before, then = client.stats, time.monotonic()
+    while True:
+        await asyncio.sleep(interval)
+        now, at = client.stats, time.monotonic()
+        if now is not None and before is not None and now.steps > before.steps:
+            logger.info("%s", statistics(now, before, at - then))
+        before, then = now, at

@@ -1,0 +1,156 @@
+"""Run one server: engine and HTTP side together, from a bound socket to a drained exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator
+
+import uvicorn
+
+from .app import create_app
+from .client import EngineClient, EngineState
+from .errors import ApiError
+from .frontend import load_frontend
+from .listen import url_of
+from .metrics import Metrics
+from .names import ServedNames
+from .progress import LoadBar, resolve_model
+from .report import report_statistics, summary
+from .settings import ServerSettings
+from .state import ServerState
+
+logger = logging.getLogger("bireme.server")
+
+EXIT_INTERRUPTED = 130
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: draining comes first here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class BiremeServer:
+    """One server's life."""
+
+    def __init__(self, settings: ServerSettings, listener: socket.socket) -> None:
+        names = ServedNames.of(settings.spec.model, settings.served_model_names)
+        client = EngineClient(settings)
+        metrics = Metrics(names.primary)
+        metrics.watch(client)
+        self.state = ServerState(settings, client, names, metrics)
+        self._settings = settings
+        self._listener = listener
+        self._error: str | None = None
+        self._http = _HttpServer(
+            uvicorn.Config(
+                create_app(self.state),
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+                timeout_keep_alive=30,
+            )
+        )
+
+    async def run(self) -> str | None:
+        """Serve until told to stop. Returns why the server had to give up, or None after an ordinary end."""
+        self._handle_signals()
+        engine = asyncio.create_task(self._run_engine())
+        reports = asyncio.create_task(report_statistics(self.state.client, self._settings.stats_interval))
+        try:
+            await self._http.serve(sockets=[self._listener])
+        finally:
+            reports.cancel()
+            await self._stop_engine(engine)
+        return self._error
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        """First: finish what runs, up to the grace. Second: out at once; the engine follows, its lifeline cut."""
+        if self.state.draining:
+            os._exit(EXIT_INTERRUPTED)
+        self.state.draining = True
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        client, grace = self.state.client, self._settings.grace
+        if client.num_live:
+            logger.info("finishing %d requests, at most %.0f s; Ctrl-C again to exit at once", client.num_live, grace)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while client.num_live:
+                    await asyncio.sleep(0.02)
+        client.fail_all(ApiError(503, "The server is shutting down; the answer was cut off.", code="shutting_down"))
+        self._http.should_exit = True
+
+    async def _run_engine(self) -> None:
+        """Find the model, load both its sides, keep the engine alive; a failure ends the server."""
+        try:
+            path = str(await asyncio.to_thread(resolve_model, self._settings.spec.model))
+            running = asyncio.create_task(self.state.client.run(path))
+            announcing = asyncio.create_task(self._announce())
+            self.state.frontend = await asyncio.to_thread(load_frontend, path)
+            self.state.client.changed.set()
+            await running
+            announcing.cancel()
+            if self.state.client.state is EngineState.FAILED:
+                self._give_up(self.state.client.failure or "the engine failed")
+        except (ValueError, OSError) as error:
+            self._give_up(str(error))
+
+    async def _announce(self) -> None:
+        """Show loading, then the summary once everything is there."""
+        state = self.state
+        with LoadBar() as bar:
+            while state.client.state is EngineState.LOADING or state.frontend is None:
+                bar.update(*state.client.loaded)
+                await asyncio.sleep(0.05)
+        if state.client.state is EngineState.READY:
+            print(f"Bireme is ready.\n{summary(state, url_of(self._listener))}", file=sys.stderr, flush=True)
+
+    def _give_up(self, error: str) -> None:
+        if not self.state.draining:
+            self._error = error
+        self._http.should_exit = True
+
+    async def _stop_engine(self, engine: asyncio.Task[None]) -> None:
+        """A clean exit of the engine within a second, or none: it ends with us in any case."""
+        await self.state.client.close()
+        done, _ = await asyncio.wait((engine,), timeout=1.0)
+        if not done:
+            engine.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await engine
+
+
+def serve(settings: ServerSettings, listener: socket.socket) -> str | None:
+    """Run a server on a bound socket; see ``BiremeServer.run``."""
+    import uvloop
+
+    configure_logging(settings.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(BiremeServer(settings, listener).run())
+
+
+def configure_logging(level: str) -> None:
+    """Log lines on standard error. Prompts, answers and keys are never logged at any level."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("bireme").setLevel(level.upper())
+    logging.getLogger("uvicorn.error").setLevel("WARNING")

@@ -1,0 +1,102 @@
+"""What the endpoints share: one object per server, at ``app.state.server``."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request as HttpRequest
+
+from ..core.request import Request, SamplingParams
+from .client import EngineClient, EngineState
+from .errors import ApiError, context_exceeded
+from .frontend import Frontend
+from .generation import Generation
+from .metrics import Metrics
+from .names import ServedNames
+from .openai_types import GenerationRequest
+from .params import TextRules
+from .settings import ServerSettings
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One server: its settings, its engine, its model's text side once loaded."""
+
+    settings: ServerSettings
+    client: EngineClient
+    names: ServedNames
+    metrics: Metrics
+    frontend: Frontend | None = None
+    draining: bool = False
+    started: int = field(default_factory=lambda: int(time.time()))
+    _counter: int = 0
+
+    def ready(self) -> Frontend:
+        """The text side, when requests can be served. Raises ``ApiError`` 503 with the reason otherwise."""
+        if self.draining:
+            raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_after=5)
+        if self.frontend is None or self.client.state not in (EngineState.READY, EngineState.STALLED):
+            raise self.client.unavailable()
+        return self.frontend
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output matrix."""
+        assert self.client.info is not None
+        return self.client.info.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of context a request may use: the model's limit and the option, whichever is less."""
+        info, config = self.client.info, self.client.config
+        assert info is not None and config is not None
+        return min(info.max_model_len, config.max_model_len or info.max_model_len)
+
+    @property
+    def defaults(self) -> dict[str, object]:
+        """The checkpoint's generation defaults, unless switched off."""
+        return dict(self.frontend.defaults) if self.frontend and self.settings.generation_defaults else {}
+
+    def check_length(self, prompt: int, param: str) -> None:
+        """Raises ``ApiError`` 400 ``context_length_exceeded`` when the prompt leaves no room for one token."""
+        if prompt >= self.max_model_len:
+            raise context_exceeded(self.max_model_len, prompt, param)
+
+    def generation(
+        self,
+        http: HttpRequest,
+        body: GenerationRequest,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        rules: TextRules,
+    ) -> Generation:
+        """A generation for one prompt, not started yet."""
+        assert self.frontend is not None
+        self._counter += 1
+        request = Request(
+            request_id=f"{request_id_of(http)}-{self._counter}",
+            prompt_ids=tuple(prompt_ids),
+            params=params,
+            user=body.user or "",
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+        record = self.metrics.record(len(prompt_ids), request.request_id)
+        return Generation(self.client, request, rules, self.frontend.tokenizer, record)
+
+
+def state_of(http: HttpRequest) -> ServerState:
+    state = http.app.state.server
+    assert isinstance(state, ServerState)
+    return state
+
+
+def request_id_of(http: HttpRequest) -> str:
+    """The request's id (X-Request-Id), or a fresh one where no middleware set it."""
+    return str(http.scope.get("request_id") or new_id())
+
+
+def new_id() -> str:
+    return secrets.token_hex(12)

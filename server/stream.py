@@ -1,0 +1,57 @@
+"""One engine request as the HTTP side sees it: an answer to 'will it be served', then outputs until an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from ..core.request import SequenceOutput
+from .errors import ApiError
+
+
+class RequestStream:
+    """Outputs of one request. Delivery never blocks: a slow reader finds several outputs at once."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self._outputs: deque[SequenceOutput] = deque()
+        self._changed = asyncio.Event()
+        self._accepted = False
+        self._error: ApiError | None = None
+
+    def accept(self) -> None:
+        self._accepted = True
+        self._changed.set()
+
+    def put(self, output: SequenceOutput) -> None:
+        self._outputs.append(output)
+        self._changed.set()
+
+    def fail(self, error: ApiError) -> None:
+        """End the stream with ``error``, after what was already delivered."""
+        if self._error is None:
+            self._error = error
+        self._changed.set()
+
+    async def wait_accepted(self, timeout: float | None = None) -> None:
+        """Wait until the engine takes the request, at most ``timeout`` seconds. Raises its refusal (``ApiError``)."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._accepted and not self._outputs and self._error is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+        if self._error is not None and not self._outputs:
+            raise self._error
+
+    async def next(self) -> list[SequenceOutput]:
+        """All outputs since the last call, at least one. Raises ``ApiError`` where the stream failed."""
+        while not self._outputs:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return outputs

@@ -1,0 +1,18 @@
+"""The ``usage`` object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .generation import GenerationGroup
+
+
+def usage_of(group: GenerationGroup) -> dict[str, Any]:
+    """Prompts count once whatever ``n``; end tokens count as completion tokens: they were generated."""
+    prompt, completion = group.prompt_tokens, group.completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": group.cached_tokens},
+    }
