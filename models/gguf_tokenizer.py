@@ -83,11 +83,11 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Vocabulary:
     if len(scores) != len(texts):
         raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(texts)} tokens")
     special = _special_ids(metadata, len(texts))
-    unknown = texts[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    unknown = _special_ids(metadata, len(texts), ("unknown",)).get("unknown", 0)
     model = models.BPE(
         {text: index for index, text in enumerate(texts)},
         _merges_by_score(texts, types, scores),
-        unk_token=unknown,
+        unk_token=texts[unknown],
         fuse_unk=True,
         byte_fallback=True,
     )
@@ -181,15 +181,17 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     return list(pairs())
 
 
-def _special_ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
+def _special_ids(
+    metadata: Mapping[str, Any], count: int, names: Sequence[str] = ("bos", "eos", "eot", "eom")
+) -> dict[str, int]:
     found: dict[str, int] = {}
-    for name in ("bos", "eos", "eot", "eom"):
+    for name in names:
         value = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if value is None:
             continue
-        if not 0 <= int(value) < count:
-            raise CheckpointError(f"tokenizer.ggml.{name}_token_id is {value}; the vocabulary has {count} tokens")
-        found[name] = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+            raise CheckpointError(f"tokenizer.ggml.{name}_token_id is {value!r}; the vocabulary has {count} tokens")
+        found[name] = value
     return found
 
 

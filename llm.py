@@ -1,0 +1,267 @@
+"""``LLM``: the engine in this process, for scripts and batches. No server, no second process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .core.request import FinishReason, QueueFullError, Request, SamplingParams, SequenceOutput, TokenLogprob
+
+if TYPE_CHECKING:
+    from .core.output import SequenceText
+    from .models.text import TextModel
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's ``n`` answers."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)  # the end token included
+    logprobs: list[TokenLogprob] | None = None  # one per token, where asked
+    finish_reason: FinishReason | None = None
+    stop: str | None = None  # the stop string that ended it
+    error: str | None = None  # with FinishReason.ERROR
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its answers."""
+
+    prompt: str | None  # None where ids were given
+    prompt_ids: tuple[int, ...]
+    outputs: list[CompletionOutput]
+    cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+
+
+class LLM:
+    """A loaded model. Use it from one thread; ``close`` it, or use it in a ``with`` block, to free the device.
+
+    ``model`` is a path, a Hub id or ``demo``; ``options`` are ``EngineConfig``'s and ``BackendOptions``' fields.
+
+    Raises:
+        TypeError: an option that neither knows.
+        ValueError: an option out of range, or a model that can't be had or read.
+    """
+
+    def __init__(self, model: str, device: str = "auto", *, progress: bool = True, **options: Any) -> None:
+        from .backends.options import BackendOptions
+        from .backends.select import load_backend
+        from .core.config import EngineConfig
+        from .core.engine import Engine
+        from .models.checkpoint import open_checkpoint
+        from .models.hub import resolve
+        from .models.text import TextModel
+
+        engine_options, backend_options = _split_options(options, EngineConfig, BackendOptions)
+        config = EngineConfig(**engine_options)
+        with _bar("download", progress, "bytes") as report:
+            path = resolve(model, report)
+        checkpoint = open_checkpoint(path)
+        self._text: TextModel = TextModel.from_files(checkpoint.tokenizer, checkpoint.config.vocab_size)
+        self.default_params = default_params(checkpoint.generation_defaults)
+        with _bar("load", progress, "bytes") as report:
+            backend = load_backend(device, checkpoint, config, BackendOptions(**backend_options), report)
+        self._engine = Engine(backend, config)
+        self._checkpoint = checkpoint
+        self._numbers = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        include_stop: bool = False,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete ``prompts`` (texts, or lists of token ids), all at once, and return in their order.
+
+        ``params``: one for all, one for each, or None for the model's own defaults. ``stop``: strings that end an
+        answer; they are not part of its text unless ``include_stop``.
+
+        Raises:
+            RequestRejectedError: a prompt that can never fit; nothing is generated then.
+            ValueError: lists that don't match, an id outside the vocabulary.
+        """
+        many = _prompts(prompts)
+        pairs = [(one if isinstance(one, str) else None, self._text.prompt_ids(one)) for one in many]
+        return self._run(pairs, params, stop, include_stop, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        stop: str | Sequence[str] = (),
+        include_stop: bool = False,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of them, through the model's chat template.
+
+        ``template_options`` go to the template by name, e.g. ``{"enable_thinking": False}``. Otherwise as ``generate``.
+
+        Raises:
+            TemplateError: the model has no template, or refuses these messages in the template's own words.
+        """
+        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        extra = dict(template_options or {})
+        pairs = [(None, self._text.chat_ids(one, tools, **extra)) for one in conversations]
+        return self._run(pairs, params, stop, include_stop, progress)
+
+    def close(self) -> None:
+        """Free what the device and the files hold. Safe to call twice."""
+        self._engine.close()
+        self._checkpoint.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[tuple[str | None, tuple[int, ...]]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        stop: str | Sequence[str],
+        include_stop: bool,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        each = self._each_params(params, len(prompts))
+        jobs = [
+            _Job(
+                Request(f"llm-{next(self._numbers)}", ids, one),
+                RequestOutput(text, ids, [CompletionOutput(index) for index in range(one.n)]),
+                [self._text.output(stops, include_stop) for _ in range(one.n)],
+            )
+            for (text, ids), one in zip(prompts, each, strict=True)
+        ]
+        with _bar("generate", progress, "requests") as report:
+            _Batch(self._engine, jobs).run(report)
+        return [job.result for job in jobs]
+
+    def _each_params(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, wanted: int
+    ) -> Sequence[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.default_params] * wanted
+        if len(params) != wanted:
+            raise ValueError(f"there are {len(params)} params for {wanted} prompts; give one for all, or one for each")
+        return params
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request, and its answers as they come."""
+
+    request: Request
+    result: RequestOutput
+    texts: list[SequenceText]
+
+    @property
+    def done(self) -> bool:
+        return all(text.finish_reason is not None for text in self.texts)
+
+
+class _Batch:
+    """Drives the engine until all jobs are done; whatever goes wrong, nothing of them stays behind in it."""
+
+    def __init__(self, engine: Any, jobs: Sequence[_Job]) -> None:
+        self._engine = engine
+        self._jobs = {job.request.request_id: job for job in jobs}
+        self._waiting = list(reversed(jobs))
+        self._done = 0
+
+    def run(self, report: Any) -> None:
+        try:
+            while self._done < len(self._jobs):
+                self._add_waiting()
+                for output in self._engine.step():
+                    self._take(output)
+                report(self._done, len(self._jobs))
+        except BaseException:
+            for request_id in self._jobs:
+                self._engine.abort(request_id)
+            raise
+
+    def _add_waiting(self) -> None:
+        """As many as the engine's queue takes; the others when it has room again."""
+        while self._waiting:
+            try:
+                self._engine.add(self._waiting[-1].request)
+            except QueueFullError:
+                return
+            self._waiting.pop()
+
+    def _take(self, output: SequenceOutput) -> None:
+        job = self._jobs.get(output.request_id)
+        if job is None or job.texts[output.index].finish_reason is not None:
+            return
+        delta = job.texts[output.index].feed(output)
+        answer = job.result.outputs[output.index]
+        answer.text += delta.text
+        answer.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            answer.logprobs = answer.logprobs or []
+            answer.logprobs.extend(delta.logprobs)
+        answer.finish_reason, answer.stop, answer.error = delta.finish_reason, delta.stop, delta.error
+        job.result.cached_tokens = max(job.result.cached_tokens, output.cached_tokens or 0)
+        if delta.abort and output.finish_reason is None:
+            self._engine.abort(output.request_id, output.index)
+        self._done += job.done
+
+
+def default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
+    """The sampling a model's own files ask for; what they leave out is ``SamplingParams``' default."""
+    known = {one.name for one in fields(SamplingParams)} - {"stop_token_ids", "logit_bias", "seed", "n"}
+    return SamplingParams(**{name: value for name, value in generation_defaults.items() if name in known})
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list. A list of ints is one prompt."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _split_options(options: Mapping[str, Any], *kinds: type) -> list[dict[str, Any]]:
+    """``options`` by the record that has a field of the name."""
+    names = [{one.name for one in fields(kind)} for kind in kinds]
+    unknown = set(options) - set().union(*names)
+    if unknown:
+        raise TypeError(
+            f"no such option: {', '.join(sorted(unknown))}. Known: {', '.join(sorted(set().union(*names)))}"
+        )
+    return [{name: value for name, value in options.items() if name in known} for known in names]
+
+
+@contextmanager
+def _bar(title: str, shown: bool, unit: str) -> Iterator[Any]:
+    """A progress bar on standard error, fed (done, in all); gone when it is done."""
+    if not shown:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    column = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    bar = Progress(
+        "{task.description}", BarColumn(), column, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    )
+    with bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
