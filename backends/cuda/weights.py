@@ -85,8 +85,7 @@ class DenseLoader:
 
     def _decode(self, weight: Weight) -> torch.Tensor:
         self.count(weight)
-        values = weight.dequantize()
-        return torch.from_numpy(values if values.flags.writeable else values.copy()).view(weight.shape)
+        return torch.from_numpy(weight.dequantize())
 
     def _empty(self, *shape: int) -> torch.Tensor:
         out = torch.empty(shape, dtype=self.dtype, device=self.device)
