@@ -1,0 +1,23 @@
+"""What one user has had: the unit of fairness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Service per token: making a token costs about twice as much as reading one (section 3.1 of the paper).
+PROMPT_WEIGHT = 1.0
+OUTPUT_WEIGHT = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One user's service so far, in weighted tokens divided by the user's weight."""
+
+    user: str
+    weight: float = 1.0
+    counter: float = 0.0
+    waiting: int = 0  # sequences in the queue
+    running: int = 0
+
+    def charge(self, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        self.counter += (PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens) / self.weight

@@ -1,0 +1,330 @@
+"""The loop: requests in, tokens out, with up to two steps in flight."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ..backends.base import Backend, Ticket
+from .config import EngineConfig
+from .intake import Limits, check, make_group
+from .invariants import find_problems, quarantine
+from .plan import BuiltStep
+from .request import (
+    FinishReason,
+    QueueFullError,
+    Request,
+    RequestRejectedError,
+    SequenceOutput,
+    TokenLogprob,
+)
+from .scheduler import Scheduler
+from .sequence import Group, Sequence
+from .stats import EngineStats, UserCounts
+from .step import StepLogprobs, StepResult
+
+log = logging.getLogger(__name__)
+
+_NAN = "the model gave NaN logits for this sequence"
+
+
+class EngineDeadError(RuntimeError):
+    """The backend or the engine itself failed: nothing more can be served.
+
+    ``outputs`` ends every sequence that was running or waiting, with ``FinishReason.ERROR``; it is empty when raised
+    again by later calls.
+    """
+
+    def __init__(self, message: str, outputs: list[SequenceOutput]) -> None:
+        super().__init__(message)
+        self.outputs = outputs
+
+
+class _InFlight(NamedTuple):
+    ticket: Ticket
+    built: BuiltStep
+
+
+class Engine:
+    """Continuous batching over one backend. Single-threaded; every call returns quickly but ``step``, which waits for
+    the device once ``backend.info.max_in_flight`` steps are submitted or nothing more can be scheduled.
+
+    While the device runs step n the host schedules n + 1, with placeholders for the tokens of n. A sequence that turns
+    out to have ended in n has wasted one token of n + 1 and nothing else: its blocks and its row are given away at
+    once, since the device runs steps in order. Results are matched by sequence, never by row.
+
+    ``check_every_step`` walks the whole block state after each step and raises ``InvariantError``: for tests.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        check_every_step: bool = False,
+    ) -> None:
+        info = backend.info
+        self.backend = backend
+        self.config = config
+        self.clock = clock
+        self.max_model_len = min(info.max_model_len, config.max_model_len or info.max_model_len)
+        self.limits = Limits(self.max_model_len, info.num_blocks * info.block_size, info.vocab_size, info.end_ids)
+        self.scheduler = Scheduler(config, info.num_blocks, info.block_size, self.max_model_len, info.model_name)
+        self._check = check_every_step
+        self._groups: dict[str, Group] = {}
+        self._in_flight: deque[_InFlight] = deque()
+        self._outputs: list[SequenceOutput] = []
+        self._order = 0
+        self._rng = random.Random()
+        self._started = self._last_step_time = self._waiting_since = clock()
+        self._last_step_seconds = 0.0
+        self._finish_times: deque[float] = deque(maxlen=64)
+        self._dead: str | None = None
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestRejectedError: it can never be served; the message has the numbers.
+            QueueFullError: ``max_queue`` requests wait already.
+            EngineDeadError: the engine has failed.
+        """
+        self._raise_if_dead()
+        counters, queue = self.scheduler.counters, self.scheduler.queue
+        try:
+            if request.request_id in self._groups:
+                raise RequestRejectedError(f"request id {request.request_id!r} is already in use", "duplicate_request")
+            check(request, self.limits)
+        except RequestRejectedError:
+            counters.requests_rejected += 1
+            raise
+        if self.scheduler.num_unstarted >= self.config.max_queue:
+            counters.requests_rejected += 1
+            after = self._retry_after()
+            waiting = f"{self.config.max_queue} requests are waiting, the most allowed (max_queue)"
+            raise QueueFullError(f"{waiting}; try again in {after:.0f} s", after)
+        if not queue:
+            self._waiting_since = self.clock()
+        account = self.scheduler.fairness.account(request.user)
+        group = make_group(request, self.limits, account, self._order, self._rng)
+        self._order += len(group.seqs)
+        self._groups[request.request_id] = group
+        counters.requests_added += 1
+        self.scheduler.add(group.seqs[0])
+
+    def abort(self, request_id: str) -> bool:
+        """End a request, whatever it is doing; its blocks are free when this returns. The next ``step`` hands out its
+        sequences' last outputs. False when no such request is under way."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return False
+        for seq in [seq for seq in group.seqs if seq.finish_reason is None]:
+            self._finish(seq, FinishReason.ABORT)
+            self._report(seq, (), None)
+        return True
+
+    def step(self) -> list[SequenceOutput]:
+        """Schedule and submit a step if there is room for one in flight; wait for the oldest if there isn't, or if
+        there was nothing to schedule. Returns what has become known since the last call.
+
+        Raises:
+            EngineDeadError: the backend failed; its ``outputs`` end every sequence.
+        """
+        self._raise_if_dead()
+        try:
+            self._step()
+        except Exception as error:
+            raise self._die(error) from error
+        if self._check:
+            self.check()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do or to hand out."""
+        return bool(self._groups or self._in_flight or self._outputs)
+
+    def close(self) -> None:
+        """Drop everything and free the device. Safe to call twice."""
+        self._dead = self._dead or "the engine is closed"
+        self._groups.clear()
+        self._in_flight.clear()
+        self._outputs.clear()
+        self.backend.close()
+
+    def check(self, *, repair: bool = False) -> list[str]:
+        """Walk the whole block state. Raises ``InvariantError`` on the first fault, or, to ``repair``, logs the faults
+        and takes the blocks concerned out of use."""
+        problems = find_problems(self.scheduler)
+        if problems:
+            quarantine(self.scheduler, problems, raise_instead=not repair)
+        return [problem.text for problem in problems]
+
+    def stats(self) -> EngineStats:
+        """A snapshot of counters and occupancy."""
+        scheduler, counters, pool = self.scheduler, self.scheduler.counters, self.scheduler.kv.pool
+        running = scheduler.rows.num_running
+        held = sum(len(group.held) for group in self._groups.values())
+        quiet = self.clock() - max(self._last_step_time, self._waiting_since)
+        return EngineStats(
+            running=running,
+            waiting=len(scheduler.queue) + held,
+            users={
+                account.user: UserCounts(account.running, account.waiting)
+                for account in scheduler.fairness.accounts.values()
+                if account.running or account.waiting
+            },
+            kv_blocks_total=pool.num_usable,
+            kv_blocks_live=pool.num_live,
+            kv_blocks_cached=pool.num_cached,
+            kv_blocks_free=pool.num_free,
+            kv_blocks_quarantined=len(pool.quarantined),
+            block_size=scheduler.block_size,
+            prompt_tokens=counters.prompt_tokens_cached + counters.prompt_tokens_computed,
+            prompt_tokens_cached=counters.prompt_tokens_cached,
+            prompt_tokens_computed=counters.prompt_tokens_computed,
+            tokens_generated=counters.tokens_generated,
+            preemptions=counters.preemptions,
+            steps=counters.steps,
+            requests_added=counters.requests_added,
+            requests_rejected=counters.requests_rejected,
+            finished=dict(counters.finished),
+            in_flight=len(self._in_flight),
+            last_step_time=self._last_step_time,
+            last_step_seconds=self._last_step_seconds,
+            stalled=bool(len(scheduler.queue)) and not running and quiet > self.config.watchdog_s,
+            dead=self._dead is not None,
+        )
+
+    def _step(self) -> None:
+        while self._in_flight and self._in_flight[0].ticket.done():
+            self._collect()
+        built = None
+        if len(self._in_flight) < self.backend.info.max_in_flight:
+            built = self.scheduler.schedule()
+            self._end_out_of_room()
+        if built is not None:
+            self._in_flight.append(_InFlight(self.backend.submit(built.batch), built))
+            self.scheduler.commit(built)
+            self.scheduler.counters.steps += 1
+            self._last_step_time = self.clock()
+        if self._in_flight and (built is None or len(self._in_flight) >= self.backend.info.max_in_flight):
+            self._collect()
+
+    def _end_out_of_room(self) -> None:
+        for seq in self.scheduler.out_of_room:
+            self._finish(seq, FinishReason.LENGTH)
+            self._report(seq, (), None)
+        self.scheduler.out_of_room.clear()
+
+    def _collect(self) -> None:
+        """Wait for the oldest step and deal its tokens out."""
+        ticket, built = self._in_flight.popleft()
+        result = ticket.wait()
+        self._last_step_seconds = result.elapsed
+        self.scheduler.cost.observe(built.batch.num_tokens, built.pairs, result.elapsed)
+        rows = self.scheduler.rows
+        there = np.fromiter((seq.row >= 0 for seq in built.sampled), np.bool_, len(built.sampled))
+        if there.all():
+            rows.learn(built.sampled_rows, result.tokens)
+        else:
+            rows.learn(built.sampled_rows[there], result.tokens[there])
+        bad = set(np.flatnonzero(result.nan).tolist())
+        logprobs = _by_sequence(built.sampled, result)
+        for i, (seq, token) in enumerate(zip(built.sampled, result.tokens.tolist(), strict=True)):
+            if seq.finish_reason is not None:
+                continue  # found ended one step late
+            if seq.row < 0:
+                seq.num_pending -= 1
+            if i in bad:
+                self._finish(seq, FinishReason.ERROR)
+                self._report(seq, (), None, _NAN)
+            else:
+                self._take(seq, token, logprobs.get(i))
+
+    def _take(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        seq.tokens.append(token)
+        seq.account.charge(output_tokens=1)
+        self.scheduler.counters.tokens_generated += 1
+        if token in seq.stop_ids and seq.num_outputs >= seq.group.request.params.min_tokens:
+            self._finish(seq, FinishReason.STOP)  # an end token wins over the limit it comes at
+        elif len(seq.tokens) >= seq.limit:
+            self._finish(seq, FinishReason.LENGTH)
+        self._report(seq, (token,), None if logprob is None else (logprob,))
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """``seq`` ends and gives back all it holds."""
+        self.scheduler.remove(seq, poisoned=reason is FinishReason.ERROR)
+        seq.finish_reason = reason
+        self.scheduler.counters.finished[reason] += 1
+        group = seq.group
+        group.num_unfinished -= 1
+        if seq is seq.leader and group.held and reason is not FinishReason.ABORT:
+            self.scheduler.release_siblings(seq)
+        if not group.num_unfinished:
+            del self._groups[group.request.request_id]
+            self._finish_times.append(self.clock())
+
+    def _report(
+        self,
+        seq: Sequence,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...] | None,
+        error: str | None = None,
+    ) -> None:
+        group = seq.group
+        cached = None if seq.reported else group.cached_tokens
+        seq.reported = True
+        self._outputs.append(
+            SequenceOutput(group.request.request_id, seq.index, tokens, logprobs, seq.finish_reason, cached, error)
+        )
+
+    def _retry_after(self) -> float:
+        """Seconds until about one request will have finished, by the recent pace: 1 to 60."""
+        times = self._finish_times
+        if len(times) < 2:
+            return 5.0
+        return min(60.0, max(1.0, (self.clock() - times[0]) / len(times)))
+
+    def _die(self, error: Exception) -> EngineDeadError:
+        """Fail everything under way; hand out with it what was known already."""
+        log.error("the engine has failed; %d requests end with it", len(self._groups), exc_info=error)
+        self._dead = f"the engine has failed: {type(error).__name__}: {error}"
+        self._in_flight.clear()
+        for group in self._groups.values():
+            for seq in group.seqs:
+                if seq.finish_reason is None:
+                    seq.finish_reason = FinishReason.ERROR
+                    self.scheduler.counters.finished[FinishReason.ERROR] += 1
+                    self._report(seq, (), None, self._dead)
+        self._groups.clear()
+        outputs, self._outputs = self._outputs, []
+        return EngineDeadError(self._dead, outputs)
+
+    def _raise_if_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead, [])
+
+
+def _by_sequence(sampled: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
+    """The log-probabilities of those that asked, each cut to the number it asked for; keyed by place in the batch."""
+    if result.logprobs is None:
+        return {}
+    found: dict[int, TokenLogprob] = {}
+    for i, seq in enumerate(sampled):
+        wanted = seq.group.request.params.logprobs
+        if wanted is not None:
+            found[i] = _logprob(result.logprobs, i, wanted)
+    return found
+
+
+def _logprob(logprobs: StepLogprobs, i: int, wanted: int) -> TokenLogprob:
+    ids = tuple(logprobs.top_ids[i, :wanted].tolist())
+    return TokenLogprob(float(logprobs.chosen[i]), ids, tuple(logprobs.top_logprobs[i, :wanted].tolist()))

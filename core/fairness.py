@@ -1,0 +1,153 @@
+"""Who goes next: priorities first, then per-user virtual token counters (VTC, arXiv:2401.00588), then arrival."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .account import Account
+from .sequence import Sequence
+
+#: Accounts of absent users kept; beyond this the longest unused go (their counter would mostly be lifted anyway).
+MAX_IDLE_ACCOUNTS = 10_000
+
+
+class Fairness:
+    """The accounts. Two users who both always have something waiting are served alike, up to a constant.
+
+    A user who comes back after having had nothing waiting is lifted to the least counter of those who wait (or to that
+    of the last user who left the queue): credit cannot be saved up by staying away.
+    """
+
+    def __init__(self) -> None:
+        self.accounts: OrderedDict[str, Account] = OrderedDict()
+        self.weights: dict[str, float] = {}
+        self._waiting: dict[str, Account] = {}
+        self._last_left: Account | None = None
+
+    def set_weight(self, user: str, weight: float) -> None:
+        """``weight`` times the share of a user with weight 1, from now on."""
+        if not weight > 0:
+            raise ValueError(f"the weight of user {user!r} is {weight}; it must be above 0")
+        self.weights[user] = weight
+        self.account(user).weight = weight
+
+    def account(self, user: str) -> Account:
+        account = self.accounts.get(user)
+        if account is None:
+            account = self.accounts[user] = Account(user, self.weights.get(user, 1.0))
+            self._prune()
+        self.accounts.move_to_end(user)
+        return account
+
+    def arrived(self, account: Account, new: bool = True) -> None:
+        """One of the account's sequences joined the queue; ``new`` unless it was preempted or forked."""
+        if account.waiting == 0:
+            if new:
+                account.counter = max(account.counter, self._floor())
+            self._waiting[account.user] = account
+        account.waiting += 1
+
+    def left(self, account: Account) -> None:
+        """One of the account's sequences left the queue."""
+        account.waiting -= 1
+        if account.waiting == 0:
+            del self._waiting[account.user]
+            self._last_left = account
+
+    def _floor(self) -> float:
+        if self._waiting:
+            return min(account.counter for account in self._waiting.values())
+        return self._last_left.counter if self._last_left is not None else 0.0
+
+    def _prune(self) -> None:
+        if len(self.accounts) <= MAX_IDLE_ACCOUNTS:
+            return
+        idle = [account.user for account in self.accounts.values() if not account.waiting and not account.running]
+        for user in idle[: MAX_IDLE_ACCOUNTS // 10]:
+            del self.accounts[user]
+
+
+@dataclass(slots=True, eq=False)
+class _Class:
+    """The waiting sequences of one priority."""
+
+    preempted: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
+    users: dict[str, OrderedDict[Sequence, None]] = field(default_factory=dict)
+
+    def head(self) -> Sequence | None:
+        if self.preempted:
+            return next(iter(self.preempted))
+        heads = (next(iter(queue)) for queue in self.users.values())
+        return min(heads, key=lambda seq: (seq.account.counter, seq.order), default=None)
+
+
+class WaitingQueue:
+    """Everything that waits. Classes by priority (lower first); within one the preempted, oldest first, then the head
+    of the user with the least counter; each user first come, first served."""
+
+    def __init__(self, fairness: Fairness) -> None:
+        self.fairness = fairness
+        self._classes: dict[int, _Class] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for cls in self._classes.values():
+            yield from cls.preempted
+            for queue in cls.users.values():
+                yield from queue
+
+    def push(self, seq: Sequence) -> None:
+        """At the end of its user's line."""
+        self._join(seq, new=True)
+        self._line(seq)[seq] = None
+
+    def push_front(self, seq: Sequence) -> None:
+        """At the head of its user's line: a sibling of a request that already runs."""
+        self._join(seq, new=False)
+        line = self._line(seq)
+        line[seq] = None
+        line.move_to_end(seq, last=False)
+
+    def push_preempted(self, seq: Sequence) -> None:
+        """Before all others of its class but those preempted before it that arrived earlier."""
+        self._join(seq, new=False)
+        preempted = self._class(seq).preempted
+        preempted[seq] = None
+        for other in [other for other in preempted if other.order > seq.order]:
+            preempted.move_to_end(other)
+
+    def head(self) -> Sequence | None:
+        """Who goes next."""
+        if not self._classes:
+            return None
+        return self._classes[min(self._classes)].head()
+
+    def remove(self, seq: Sequence) -> None:
+        """``seq`` is admitted, or ended while it waited."""
+        cls = self._classes[seq.priority]
+        if seq in cls.preempted:
+            del cls.preempted[seq]
+        else:
+            line = cls.users[seq.account.user]
+            del line[seq]
+            if not line:
+                del cls.users[seq.account.user]
+        if not cls.preempted and not cls.users:
+            del self._classes[seq.priority]
+        self._length -= 1
+        self.fairness.left(seq.account)
+
+    def _join(self, seq: Sequence, new: bool) -> None:
+        self._length += 1
+        self.fairness.arrived(seq.account, new)
+
+    def _class(self, seq: Sequence) -> _Class:
+        return self._classes.setdefault(seq.priority, _Class())
+
+    def _line(self, seq: Sequence) -> OrderedDict[Sequence, None]:
+        return self._class(seq).users.setdefault(seq.account.user, OrderedDict())

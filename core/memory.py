@@ -1,0 +1,98 @@
+"""The one budget function: what the weights, the work buffers and the KV blocks take, and how many conversations fit.
+
+Backends size their pools with it, the start-up line prints it and admission relies on it, so they cannot disagree.
+All sizes are bytes, all lengths tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..models.config import ModelConfig
+
+#: The length the start-up line counts conversations at.
+CONVERSATION_TOKENS = 4096
+
+
+def kv_bytes_per_token(config: ModelConfig, bytes_per_element: float = 2.0) -> int:
+    """K and V of one token over all layers. ``bytes_per_element``: 4 float32, 2 half, 34/32 q8_0, 18/32 q4_0."""
+    return round(2 * config.num_layers * config.num_kv_heads * config.head_dim * bytes_per_element)
+
+
+def kv_bytes(config: ModelConfig, context: int, bytes_per_element: float = 2.0) -> int:
+    """What ``context`` tokens of one sequence need at least: a layer with a window holds no more than its window."""
+    held = 0
+    for layer in range(config.num_layers):
+        window = config.window(layer)
+        held += context if window is None else min(context, window)
+    return round(2 * held * config.num_kv_heads * config.head_dim * bytes_per_element)
+
+
+def buffer_bytes(config: ModelConfig, num_tokens: int, num_seqs: int, bytes_per_element: float = 4.0) -> int:
+    """Work memory of one step: the widest moment of a layer for ``num_tokens``, and float32 logits for ``num_seqs``.
+
+    Four hidden-sized arrays (input, residual, normed, output) live beside the larger of the attention's q, k, v and
+    output and the feed-forward's gate, up and product. Logits count twice: the sampler works on a copy.
+    """
+    qkv = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    widest = max(qkv, 3 * config.intermediate_size)
+    activations = num_tokens * (4 * config.hidden_size + widest) * bytes_per_element
+    return round(activations + 2 * 4 * num_seqs * config.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes."""
+
+    weight_bytes: int
+    buffer_bytes: int
+    kv_bytes: int  # of the whole pool: num_blocks * block_size * kv_bytes_per_token
+    kv_bytes_per_token: int
+    block_size: int
+    num_blocks: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the pool holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.buffer_bytes + self.kv_bytes
+
+    @property
+    def conversations(self) -> int:
+        """How many sequences of 4,096 tokens fit side by side, none sharing anything."""
+        return self.num_blocks // -(-CONVERSATION_TOKENS // self.block_size)
+
+
+def plan_memory(
+    *,
+    weight_bytes: int,
+    buffer_bytes: int,
+    kv_bytes_per_token: int,
+    block_size: int,
+    available_bytes: int,
+    kv_cache_memory: int | None = None,
+    max_tokens: int | None = None,
+) -> MemoryPlan:
+    """Split ``available_bytes`` (all this engine may take, weights included).
+
+    ``kv_cache_memory`` fixes the pool's bytes; without it the pool takes what weights and buffers leave, but no more
+    than ``max_tokens`` tokens (the most that max_num_seqs sequences of max_model_len could ever use).
+
+    Raises:
+        ValueError: not one block fits; the message carries the numbers.
+    """
+    left = available_bytes - weight_bytes - buffer_bytes
+    block_bytes = block_size * kv_bytes_per_token
+    num_blocks = max(0, left if kv_cache_memory is None else kv_cache_memory) // block_bytes
+    if kv_cache_memory is None and max_tokens is not None:
+        num_blocks = min(num_blocks, -(-max_tokens // block_size))
+    if num_blocks < 1:
+        have = f"{left} bytes are left of {available_bytes}" if kv_cache_memory is None else f"{kv_cache_memory} bytes"
+        raise ValueError(
+            f"no room for the KV cache: {have}, one block of {block_size} tokens takes {block_bytes} (weights "
+            f"{weight_bytes}, buffers {buffer_bytes}); use a smaller model, fewer bits or a larger kv_cache_memory"
+        )
+    return MemoryPlan(weight_bytes, buffer_bytes, num_blocks * block_bytes, kv_bytes_per_token, block_size, num_blocks)

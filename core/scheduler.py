@@ -1,0 +1,206 @@
+"""What the next step does. There are no phases: each sequence's ``computed`` chases its ``tokens``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .chunks import ChunkBudget
+from .config import EngineConfig
+from .cost import CostModel
+from .fairness import Fairness, WaitingQueue
+from .kv import KVManager
+from .plan import BuiltStep, Chunk, StepPlan, build, row_init
+from .rows import Index, Rows
+from .sequence import Sequence
+from .stats import Counters
+
+
+class Scheduler:
+    """Plans steps over the running rows and the waiting queue.
+
+    1. Every decoding row rides in every step; who finds no block makes another give way.
+    2. What is left of the step, in tokens and in time, goes to prompts: those running and the head of the queue, in
+       the order of priority, the preempted, the user's counter, arrival. A head that does not fit stops admission, so
+       nobody overtakes it; with nothing running it always fits.
+    """
+
+    def __init__(self, config: EngineConfig, num_blocks: int, block_size: int, max_len: int, model: str) -> None:
+        self.config = config
+        self.block_size = block_size
+        self.rows = Rows(config.max_num_seqs, min(num_blocks, -(-max_len // block_size)), block_size)
+        self.kv = KVManager(num_blocks, self.rows, block_size, model, config.enable_prefix_caching)
+        self.fairness = Fairness()
+        self.queue = WaitingQueue(self.fairness)
+        self.cost = CostModel(config.max_stall_ms / 1000 / min(256, config.max_num_batched_tokens))
+        self.counters = Counters()
+        self.out_of_room: list[Sequence] = []  # ended at the pool's limit with nothing in flight
+        self.num_unstarted = 0  # requests of which nothing has run yet
+        self._step_id = 0
+        self._plan = StepPlan(self.rows.decoding())
+
+    def add(self, leader: Sequence) -> None:
+        """A new request joins the queue."""
+        self.num_unstarted += 1
+        self.queue.push(leader)
+
+    def schedule(self) -> BuiltStep | None:
+        """Decide and lay out the next step; None when there is nothing to do. ``commit`` must follow its submission."""
+        plan = StepPlan(self.rows.decoding())
+        self._make_room(plan)
+        self._read_prompts(plan)
+        if not plan.num_seqs:
+            return None
+        self._plan = plan
+        self._step_id += 1
+        return build(plan, self.rows, self._step_id)
+
+    def commit(self, built: BuiltStep) -> None:
+        """The step was submitted: count it, let others find its blocks, let siblings follow their leader."""
+        plan = self._plan
+        self.rows.advance(built.rows, built.counts, built.batch.samples)
+        for seq, start, length in plan.chunks:
+            if seq.group.held and seq is seq.leader and start + length >= seq.prompt_len:
+                self.release_siblings(seq)
+        for block in plan.pins:
+            self.kv.pool.release(block)
+        self.kv.publish_ready()
+
+    def release_siblings(self, leader: Sequence) -> None:
+        """The leader's prompt is computed, or will never be: its siblings may run."""
+        for seq in reversed(leader.group.held):
+            self.queue.push_front(seq)
+        leader.group.held.clear()
+
+    def remove(self, seq: Sequence, *, poisoned: bool = False) -> None:
+        """``seq`` has ended, wherever it was."""
+        if seq is seq.leader and seq.group.cached_tokens is None:
+            self.num_unstarted -= 1
+        if seq.row >= 0:
+            self.kv.release(seq, poisoned=poisoned)
+            seq.account.running -= 1
+        elif seq in seq.group.held:
+            seq.group.held.remove(seq)
+        else:
+            self.queue.remove(seq)
+
+    def _make_room(self, plan: StepPlan) -> None:
+        """A block for each decoding row that needs one; drops from the plan the rows that had to give way."""
+        rows = self.rows
+        need = plan.decodes[rows.computed[plan.decodes] >= rows.num_blocks[plan.decodes] * self.block_size]
+        for row in need.tolist():
+            seq = rows.seqs[row]
+            while seq is not None and seq.row == row and rows.tokens[row] < rows.limit[row]:
+                if self.kv.grow(seq):
+                    break
+                self._give_way(seq, plan)
+        if len(need):
+            plan.decodes = rows.decoding()
+
+    def _give_way(self, seq: Sequence, plan: StepPlan) -> None:
+        """Free some block for ``seq``: preempt the lowest class's cheapest to restore, the latest among equals."""
+        running = self.rows.running()
+        if len(running) == 1:
+            self._cap(seq)
+            return
+        victim = min(running, key=lambda s: (-s.priority, self.kv.restore_cost(s), -s.order))
+        self.kv.release(victim)
+        victim.account.running -= 1
+        victim.num_preemptions += 1
+        victim.blocked = None
+        self.queue.push_preempted(victim)
+        self.counters.preemptions += 1
+        plan.preempted += 1
+
+    def _cap(self, seq: Sequence) -> None:
+        """Alone and out of blocks: it ends with what it has, at once or when its tokens in flight arrive."""
+        seq.limit = int(self.rows.tokens[seq.row])
+        self.rows.limit[seq.row] = seq.limit
+        if len(seq.tokens) == seq.limit:
+            self.out_of_room.append(seq)
+
+    def _read_prompts(self, plan: StepPlan) -> None:
+        budget = self._chunk_budget(plan.decodes)
+        reading = [seq for row in self.rows.reading().tolist() if (seq := self.rows.seqs[row]) is not None]
+        may_admit = not plan.preempted
+        while budget.is_open():
+            seq = self._next_reader(reading, may_admit)
+            if seq is None:
+                return
+            if seq.row >= 0:
+                reading.remove(seq)
+            elif not self._admit(seq, plan):
+                may_admit = False
+                continue
+            self._read(seq, budget, plan)
+
+    def _chunk_budget(self, decodes: Index) -> ChunkBudget:
+        tokens = self.config.max_num_batched_tokens - len(decodes)
+        seconds = None
+        if len(decodes):
+            pairs = int(self.rows.computed[decodes].sum(dtype=np.int64)) + len(decodes)
+            seconds = self.config.max_stall_ms / 1000 - self.cost.seconds(len(decodes), pairs)
+        return ChunkBudget(self.cost, tokens, seconds, self.block_size)
+
+    def _next_reader(self, reading: list[Sequence], may_admit: bool) -> Sequence | None:
+        """Of the running prompts and the queue's head, who goes first."""
+        candidates = list(reading)
+        head = self.queue.head() if may_admit else None
+        if head is not None:
+            candidates.append(head)
+        return min(candidates, key=_reading_order, default=None)
+
+    def _admit(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Give the queue's head a row, if there is one, all its tokens are known and its blocks fit."""
+        if not self.rows.num_free or seq.num_pending:
+            return False
+        situation = (self.kv.pool.num_unreferenced, self.rows.num_running)
+        if seq.blocked is not None and situation[0] <= seq.blocked[0] and situation[1] >= seq.blocked[1]:
+            return False  # nothing has become free since it last did not fit: don't search the cache again
+        admitted = self.kv.admit(seq, self._headroom(seq))
+        if admitted is None:
+            seq.blocked = situation
+            return False
+        self.queue.remove(seq)
+        seq.account.running += 1
+        seq.blocked = None
+        if admitted.copy is not None:
+            plan.copies.append(admitted.copy)
+            plan.pins.append(admitted.copy[0])
+        plan.new_rows.append(row_init(seq))
+        group = seq.group
+        if group.cached_tokens is None:
+            group.cached_tokens = admitted.computed
+            self.num_unstarted -= 1
+        self.counters.prompt_tokens_cached += self._count_prompt(seq, 0, admitted.computed)
+        return True
+
+    def _headroom(self, seq: Sequence) -> int:
+        """Blocks to leave for those running: one each, more for who was preempted before, none beyond their need."""
+        running = self.rows.num_running
+        if not running:
+            return 0
+        rows, size = self.rows, self.block_size
+        growth = (rows.limit + (size - 2)) // size - rows.num_blocks  # a sequence's last token needs no K/V
+        own = (seq.limit + size - 2) // size - (len(seq.tokens) + size - 1) // size
+        need = int(growth[rows.active].clip(min=0).sum()) + max(0, own)
+        return min(running * (1 + seq.num_preemptions), need)
+
+    def _read(self, seq: Sequence, budget: ChunkBudget, plan: StepPlan) -> None:
+        assert seq.entry is not None
+        start = int(self.rows.computed[seq.row])
+        count = budget.grant(start, len(seq.entry) - start)
+        plan.chunks.append(Chunk(seq, start, count))
+        new = self._count_prompt(seq, start, start + count)
+        self.counters.prompt_tokens_computed += new
+        seq.account.charge(prompt_tokens=new)
+
+    def _count_prompt(self, seq: Sequence, start: int, end: int) -> int:
+        """How many of these tokens are of the request's prompt and were not accounted for yet."""
+        group = seq.group
+        fresh = max(0, min(end, seq.prompt_len) - max(start, group.num_prompt_counted))
+        group.num_prompt_counted += fresh
+        return fresh
+
+
+def _reading_order(seq: Sequence) -> tuple[int, bool, float, bool, int]:
+    return (seq.priority, not seq.num_preemptions, seq.account.counter, seq.row < 0, seq.order)
