@@ -74,7 +74,7 @@ clean:
 
 .venv/.serve-$(EXTRA): .venv/.python $(INPUTS)
 	@echo "Installing Bireme for this machine ($(EXTRA)) ..."
-	@$(if $(TORCH_INDEX),$(PIP) --retries 1 --timeout 15 $(TORCH_INDEX) torch)
+	@$(if $(TORCH_INDEX),$(PIP) --quiet --no-deps --retries 0 --timeout 15 $(TORCH_INDEX) torch)
 	@$(PIP) --editable '.[$(EXTRA)]'
 	@touch $@
 

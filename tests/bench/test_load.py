@@ -1,0 +1,159 @@
+"""The load generator against small servers whose right numbers are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bireme.bench.load import Prompt, Report, Target, closed_loop, open_loop
+from bireme.bench.percentile import percentile
+
+Answer = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def text(content: str, finish: str | None = None) -> bytes:
+    return event(choices=[{"index": 0, "delta": {"content": content}, "finish_reason": finish}])
+
+
+def usage(tokens: int) -> bytes:
+    details = {"cached_tokens": 3}
+    return event(choices=[], usage={"completion_tokens": tokens, "prompt_tokens": 5, "prompt_tokens_details": details})
+
+
+def run(answer: Answer, count: int, concurrency: int | None = None, due: list[float] | None = None) -> Report:
+    """Load a server that answers request number n (from 0) with ``answer``; closed loop unless ``due`` is given."""
+    seen = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        number, seen = seen, seen + 1
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        await answer(writer, number)
+        writer.close()
+
+    async def load() -> Report:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            target = Target(url=f"http://127.0.0.1:{port}/v1", model="m", timeout=20)
+            prompts = [Prompt(({"role": "user", "content": "x"},), 100)] * count
+            if due is not None:
+                return await open_loop(target, prompts, due)
+            return await closed_loop(target, prompts, concurrency or count)
+
+    return asyncio.run(load())
+
+
+def test_a_chunk_may_hold_several_tokens() -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(HEAD)
+        for _ in range(25):
+            writer.write(text("four tokens in one"))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        writer.write(text("", "length") + usage(100) + DONE)
+
+    found = run(answer, 1)
+    assert (found.output_tokens, found.tokens_from) == (100, "usage")
+    assert found.tpot["p50"] == pytest.approx(24 * 0.01 / 99, rel=0.5)
+    assert (found.prompt_tokens, found.cached_tokens) == (5, 3)
+
+
+def test_without_usage_chunks_are_counted_and_named() -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(HEAD + text("a") + text("b", "stop") + DONE)
+
+    found = run(answer, 1)
+    assert (found.output_tokens, found.tokens_from) == (2, "chunks")
+
+
+def test_first_token_is_the_first_text() -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        role = event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        writer.write(HEAD + role + b": ping\n\n")
+        await writer.drain()
+        await asyncio.sleep(0.3)
+        writer.write(text("now") + text("", "stop") + usage(1) + DONE)
+
+    found = run(answer, 1)
+    assert found.ttft["p50"] == pytest.approx(0.3, abs=0.15)
+
+
+def test_failures_never_improve_the_numbers() -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        kind = number % 10
+        if kind < 5:
+            writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n")
+        elif kind == 5:
+            writer.write(HEAD + DONE)
+        elif kind == 6:
+            writer.write(HEAD + text("x") + event(error={"message": "broken"}) + DONE)
+        elif kind == 7:
+            writer.write(HEAD + text("cut"))
+        else:
+            await asyncio.sleep(0.1)
+            writer.write(HEAD + text("good", "stop") + usage(7) + DONE)
+
+    found = run(answer, 40, concurrency=1)
+    assert found.failures == {"HTTP 503": 20, "no token": 4, "error event": 4, "cut off": 4}
+    assert (found.requests, found.good, found.output_tokens) == (40, 8, 56)
+    assert found.ttft["p50"] is not None and found.ttft["p50"] > 0.09
+    assert found.output_tokens_per_second == pytest.approx(56 / found.wall)
+    assert "32 of 40 requests FAILED: 20 x HTTP 503" in found.failed_line()
+
+
+def test_all_failed_gives_no_latency() -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(HEAD + b"data: {not json\n\n")
+
+    found = run(answer, 2)
+    assert found.failures == {"malformed answer": 2}
+    assert found.ttft == {"p50": None, "p95": None, "p99": None}
+    assert found.output_tokens_per_second == 0
+
+
+def test_open_loop_counts_from_the_intended_start() -> None:
+    """A server that stands still from 0.5 s to 1.5 s: half of the 2 s of arrivals wait in it."""
+    began: list[float] = []
+
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        now = asyncio.get_running_loop().time()
+        began.append(now)
+        into = now - began[0]
+        if 0.5 <= into < 1.5:
+            await asyncio.sleep(1.5 - into)
+        writer.write(HEAD + text("x", "stop") + usage(1) + DONE)
+
+    due = [i * 0.02 for i in range(100)]
+    found = run(answer, 100, due=due)
+    assert found.good == 100
+    assert found.latency["p99"] == pytest.approx(0.98, abs=0.15)
+    assert found.latency["p50"] is not None and found.latency["p50"] < 0.2
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    for n in (1, 2, 3, 10, 20, 100, 101):
+        values = list(range(1, n + 1))
+        random.Random(n).shuffle(values)
+        for p in (50, 90, 95, 99, 100):
+            found = percentile(values, p)
+            assert found is not None
+            assert sum(value <= found for value in values) * 100 >= p * n
+            assert sum(value < found for value in values) * 100 < p * n
+    assert percentile(range(1, 101), 99) == 99
+    assert percentile([1, 2, 3], 99) == 3
+    assert percentile([], 50) is None
+    with pytest.raises(ValueError, match="percentile 0"):
+        percentile([1], 0)
