@@ -21,7 +21,7 @@ class Segment(ctypes.Structure):
     _fields_ = [
         ("task", ctypes.c_void_p),  # the format's ``linear``
         ("tiles", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),  # float32 [outputs] or null
+        ("bias", ctypes.c_void_p),  # float32, one per output of every tile
         ("first", ctypes.c_int64),  # its first column of the layer's output
         ("outputs", ctypes.c_int64),
     ]
@@ -124,7 +124,7 @@ done:
 }}
 
 ; x: float32 [rows, groups * {GROUP}]
-define void @quantize(ptr %x, ptr %acts, i64 %rows, i64 %groups) {{
+define internal void @quantize(ptr %x, ptr %acts, i64 %rows, i64 %groups) {{
   %args = alloca %Rows
   %a.0 = insertvalue %Rows poison, ptr %x, 0
   %a.1 = insertvalue %Rows %a.0, ptr %acts, 1
@@ -135,7 +135,8 @@ define void @quantize(ptr %x, ptr %acts, i64 %rows, i64 %groups) {{
 }}
 
 ; out: float32 [rows, stride]. Each thread gets about 8 chunks of tiles, so that one that is held up holds up little.
-define void @linear(ptr %segments, i64 %count, ptr %acts, ptr %out, i64 %rows, i64 %groups, i64 %stride, i64 %chunks) {{
+define internal void @linear(ptr %segments, i64 %count, ptr %acts, ptr %out,
+                             i64 %rows, i64 %groups, i64 %stride, i64 %chunks) {{
 entry:
   %args = alloca %Args
   br label %next
@@ -173,7 +174,8 @@ done:
 }}
 
 ; quantize, then linear
-define void @apply(ptr %segments, i64 %count, ptr %x, ptr %acts, ptr %out, i64 %rows, i64 %groups, i64 %stride, i64 %chunks) {{
+define void @apply(ptr %segments, i64 %count, ptr %x, ptr %acts, ptr %out,
+                   i64 %rows, i64 %groups, i64 %stride, i64 %chunks) {{
   call void @quantize(ptr %x, ptr %acts, i64 %rows, i64 %groups)
   call void @linear(ptr %segments, i64 %count, ptr %acts, ptr %out, i64 %rows, i64 %groups, i64 %stride, i64 %chunks)
   ret void

@@ -13,12 +13,11 @@ must be widened; with VNNI one instruction does it all. Other machines get plain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 from llvmlite import ir
 
+from .emitter import F32, I1, I8, I16, I32, I64, PTR, VOID, Emitter, splat
 from .qformat import LANES, QUADS, Format
 
 ROWS = 4  # activation rows per register block
@@ -27,63 +26,10 @@ ACTIVATION_BYTES = 64  # one row and group; see ``quantise``
 _SCALE, _SUMS, _TOTALS = 32, 36, 48  # byte offsets in it: float scale; float scale * sums; int sums
 _ADDS = {2: 8, 3: 8, 4: 8, 5: 4, 6: 2, 8: 1}  # products of (2^bits - 1) * 127 * 2 that fit in int16
 
-I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
-F32, PTR, VOID = ir.FloatType(), ir.PointerType(), ir.VoidType()
 BYTES, HALVES, WORDS = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, LANES)
 FLOATS = ir.VectorType(F32, LANES)
 TASK_ARGS = ir.LiteralStructType([PTR, PTR, PTR, PTR, I64, I64, I64, I64])
-"""tiles, bias (or null), activations, out; rows, records per tile, outputs, floats from one row of out to the next."""
-
-
-def splat(value: Any, kind: ir.VectorType) -> ir.Constant:
-    return ir.Constant(kind, [value] * kind.count)
-
-
-class Emitter(ir.IRBuilder):
-    """An IRBuilder with the few shapes of code that kernels are made of."""
-
-    def intrinsic(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
-        """Call LLVM's ``name``."""
-        function = self.module.globals.get(name)
-        if function is None:
-            function = ir.Function(self.module, ir.FunctionType(result, [a.type for a in args]), name=name)
-        return self.call(function, args)
-
-    def slot(self, kind: ir.Type) -> ir.Value:
-        """A local variable's address."""
-        return self.at(self.alloca(kind), 0)
-
-    def at(self, base: ir.Value, offset: int | ir.Value) -> ir.Value:
-        """The address ``offset`` bytes past ``base``."""
-        index = ir.Constant(I64, offset) if isinstance(offset, int) else offset
-        where = self.gep(base, [index], source_etype=I8)
-        where.type = PTR  # llvmlite gives an alloca, and what is derived from it, a typed pointer
-        return where
-
-    def read(self, base: ir.Value, offset: int, kind: ir.Type) -> ir.Value:
-        """Load ``kind`` from ``offset`` bytes past ``base``. Weights are 16-byte aligned, scalars by their size."""
-        return self.load(self.at(base, offset), typ=kind, align=16 if isinstance(kind, ir.VectorType) else 4)
-
-    def everywhere(self, base: ir.Value, offset: int, kind: ir.VectorType) -> ir.Value:
-        """The scalar at ``offset`` in every lane of ``kind``."""
-        one = self.insert_element(ir.Constant(kind, ir.Undefined), self.read(base, offset, kind.element), I32(0))
-        return self.shuffle_vector(one, ir.Constant(kind, ir.Undefined), splat(0, ir.VectorType(I32, kind.count)))
-
-    @contextmanager
-    def loop(self, start: ir.Value, stop: ir.Value, step: int = 1) -> Iterator[ir.Value]:
-        """``for i in range(start, stop, step)``, i being yielded."""
-        before = self.block
-        head, body, done = (self.append_basic_block(name) for name in ("head", "body", "done"))
-        self.branch(head)
-        self.position_at_end(head)
-        index = self.phi(I64)
-        index.add_incoming(start, before)
-        self.cbranch(self.icmp_signed("<", index, stop), body, done)
-        self.position_at_end(body)
-        yield index
-        index.add_incoming(self.add(index, I64(step)), self.block)
-        self.branch(head)
-        self.position_at_end(done)
+"""tiles, bias (of whole tiles), activations, out; rows, records per tile, outputs, floats from one row of out to the next."""
 
 
 Dot = Callable[[Emitter, ir.Value, list[ir.Value], list[ir.Value]], ir.Value]
@@ -158,15 +104,18 @@ def _quads(b: Emitter, form: Format, record: ir.Value) -> list[ir.Value]:
     codes: list[ir.Value] = []
     at = shift = 0
     for width in form.planes:
-        per = 8 // width
         vectors = [b.read(record, at + 32 * v, BYTES) for v in range(width)]
-        for q in range(QUADS):
-            part = b.lshr(vectors[q // per], splat(q % per * width, BYTES)) if q % per else vectors[q // per]
-            part = b.and_(part, splat((1 << width) - 1, BYTES))
-            part = b.shl(part, splat(shift, BYTES)) if shift else part
-            codes = [*codes, part] if not shift else [*codes[:q], b.or_(codes[q], part), *codes[q + 1 :]]
-        at, shift = at + 32 * width, shift + width
+        parts = [_field(b, vectors[q * width // 8], q * width % 8, width) for q in range(QUADS)]
+        if shift:
+            parts = [b.or_(code, b.shl(part, splat(shift, BYTES))) for code, part in zip(codes, parts, strict=True)]
+        codes, at, shift = parts, at + 32 * width, shift + width
     return codes
+
+
+def _field(b: Emitter, vector: ir.Value, shift: int, width: int) -> ir.Value:
+    """Bits ``shift`` to ``shift + width - 1`` of every byte."""
+    shifted = b.lshr(vector, splat(shift, BYTES)) if shift else vector
+    return b.and_(shifted, splat((1 << width) - 1, BYTES))
 
 
 def _vectors(b: Emitter, form: Format, record: ir.Value) -> list[ir.Value]:
@@ -223,47 +172,26 @@ def _tile_function(module: ir.Module, form: Format, dot: str, rows: int) -> ir.F
     with b.loop(I64(0), records) as i:
         record = b.at(tile, b.mul(i, I64(form.record_bytes)))
         _record(b, form, dot, record, b.at(acts, b.mul(i, I64(ROWS * ACTIVATION_BYTES))), sums)
-    values = [b.load(total, typ=FLOATS) for total in sums]
-    full = b.icmp_signed(">=", left, I64(LANES))
-    with b.if_else(full) as (whole, part):
+    added = b.load(bias, typ=FLOATS, align=4)
+    values = [b.fadd(b.load(total, typ=FLOATS), added) for total in sums]
+    with b.if_else(b.icmp_signed(">=", left, I64(LANES))) as (whole, part):
         with whole:
-            _store(b, values, out, bias, stride)
+            for r, value in enumerate(values):
+                b.store(value, b.at(out, b.mul(stride, I64(4 * r))), align=4)
         with part:
-            _store_part(b, values, out, bias, stride, left)
+            _store_part(b, values, out, stride, left)
     b.ret_void()
     return function
 
 
-def _store(b: Emitter, values: list[ir.Value], out: ir.Value, bias: ir.Value, stride: ir.Value) -> None:
-    """Eight outputs of each row; ``bias`` is added unless null."""
-    has_bias = b.icmp_unsigned("!=", b.ptrtoint(bias, I64), I64(0))
-    for r, value in enumerate(values):
-        where = b.at(out, b.mul(stride, I64(4 * r)))
-        with b.if_else(has_bias) as (yes, no):
-            with yes:
-                b.store(b.fadd(value, b.load(bias, typ=FLOATS, align=4)), where, align=4)
-            with no:
-                b.store(value, where, align=4)
-
-
-def _store_part(
-    b: Emitter, values: list[ir.Value], out: ir.Value, bias: ir.Value, stride: ir.Value, left: ir.Value
-) -> None:
+def _store_part(b: Emitter, values: list[ir.Value], out: ir.Value, stride: ir.Value, left: ir.Value) -> None:
     """The first ``left`` < 8 outputs of each row."""
     buffer = b.slot(ir.ArrayType(FLOATS, len(values)))
-    has_bias = b.icmp_unsigned("!=", b.ptrtoint(bias, I64), I64(0))
     for r, value in enumerate(values):
         b.store(value, b.at(buffer, 4 * LANES * r))
-    for r in range(len(values)):
-        with b.loop(I64(0), left) as lane:
-            offset = b.mul(lane, I64(4))
-            value = b.load(b.at(b.at(buffer, 4 * LANES * r), offset), typ=F32)
-            where = b.at(b.at(out, b.mul(stride, I64(4 * r))), offset)
-            with b.if_else(has_bias) as (yes, no):
-                with yes:
-                    b.store(b.fadd(value, b.load(b.at(bias, offset), typ=F32)), where)
-                with no:
-                    b.store(value, where)
+    with b.loop(I64(0), I64(len(values))) as r, b.loop(I64(0), left) as lane:
+        value = b.load(b.at(buffer, b.mul(b.add(b.mul(r, I64(LANES)), lane), I64(4))), typ=F32)
+        b.store(value, b.at(out, b.mul(b.add(b.mul(r, stride), lane), I64(4))))
 
 
 def kernel_ir(form: Format, dot: str) -> str:
@@ -277,12 +205,11 @@ def kernel_ir(form: Format, dot: str) -> str:
     tiles, bias, acts, out, rows, records, outputs, stride = (b.extract_value(fields, i) for i in range(8))
     tile_bytes = b.mul(records, I64(form.record_bytes))
     block_bytes = b.mul(records, I64(ROWS * ACTIVATION_BYTES))
-    has_bias = b.icmp_unsigned("!=", b.ptrtoint(bias, I64), I64(0))
     with b.loop(I64(0), rows, BLOCK) as first, b.loop(start, end) as tile:
         at = b.at(tiles, b.mul(tile, tile_bytes))
         lane = b.mul(tile, I64(LANES))
         left = b.sub(outputs, lane)
-        bias_at = b.select(has_bias, b.at(bias, b.mul(lane, I64(4))), bias)
+        bias_at = b.at(bias, b.mul(lane, I64(4)))
         last = b.add(first, I64(BLOCK))
         last = b.select(b.icmp_signed("<", last, rows), last, rows)
         with b.loop(first, last, ROWS) as row:

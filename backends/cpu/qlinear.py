@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,26 +23,29 @@ from .qkernel import ACTIVATION_BYTES, ROWS, choose_dot, kernel_ir
 from .qpack import Packed, pack
 from .threads import pool
 
-_INTS = [ctypes.c_int64] * 4
 _CHUNKS_PER_THREAD = 8
 
 
+class _Driver:
+    """``qdriver``'s code."""
+
+    def __init__(self) -> None:
+        pool()  # registers the symbol that the code calls
+        self._module = jit.compile_ir(DRIVER_IR)
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        kind = ctypes.CFUNCTYPE(None, pointer, integer, pointer, pointer, pointer, *[integer] * 4)
+        self.apply = kind(self._module.address("apply"))
+
+
 @cache
-def _driver() -> tuple[jit.Module, Any, Any, Any]:
-    """The driver's code and its entries ``quantize``, ``linear`` and ``apply``."""
-    pool()  # registers the symbol that the driver calls
-    module = jit.compile_ir(DRIVER_IR, "qdriver")
-    pointer = ctypes.c_void_p
-    quantize = ctypes.CFUNCTYPE(None, pointer, pointer, *_INTS[:2])(module.address("quantize"))
-    linear = ctypes.CFUNCTYPE(None, pointer, _INTS[0], pointer, pointer, *_INTS)(module.address("linear"))
-    apply = ctypes.CFUNCTYPE(None, pointer, _INTS[0], pointer, pointer, pointer, *_INTS)(module.address("apply"))
-    return module, quantize, linear, apply
+def _driver() -> _Driver:
+    return _Driver()
 
 
 @cache
 def kernel(form: Format, dot: str | None = None) -> jit.Module:
     """The compiled kernel of a format, with the products of ``dot`` (None: the fastest this CPU has)."""
-    return jit.compile_ir(kernel_ir(form, dot or choose_dot(jit.target()[1])), f"linear_{form.name}")
+    return jit.compile_ir(kernel_ir(form, dot or choose_dot(jit.target()[1])))
 
 
 class _Scratch:
@@ -76,15 +78,16 @@ class QuantizedLinear:
             self._add(pack(weight))
         self.shape = (sum(part.rows for part in self.parts), weights[0].shape[1])
         self.kinds = tuple(dict.fromkeys(part.kind for part in self.parts))
-        self.bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
-        if self.bias is not None and self.bias.shape != self.shape[:1]:
-            raise ValueError(f"a bias of shape {tuple(self.bias.shape)} doesn't fit {self.shape[0]} outputs")
-        self.nbytes = sum(part.tiles.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
+        self._biases = [np.zeros(part.tiles.shape[0] * LANES, np.float32) for part in self.parts]
+        if bias is not None:
+            self._set_bias(bias)
+        self.nbytes = sum(part.tiles.nbytes + own.nbytes for part, own in zip(self.parts, self._biases, strict=True))
         self._groups = -(-self.shape[1] // GROUP)
         self._padding = self._groups * GROUP - self.shape[1]
         self._segments = (Segment * len(self.parts))(*self._describe(dot))
         self._address = ctypes.addressof(self._segments)
-        self._apply = _driver()[3]
+        self._pool = pool()
+        self._apply = _driver().apply
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """``x`` float32 [T, K] to [T, N], into ``out`` (float32, contiguous) if given."""
@@ -93,22 +96,17 @@ class QuantizedLinear:
             raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; the layer takes float32 [T, {self.shape[1]}]")
         if out is None:
             out = torch.empty((rows, self.shape[0]), dtype=torch.float32)
+        elif out.shape != (rows, self.shape[0]) or out.dtype != torch.float32 or not out.is_contiguous():
+            raise ValueError(
+                f"out is {out.dtype} {tuple(out.shape)}; it must be float32 {(rows, self.shape[0])}, contiguous"
+            )
         if rows == 0:
             return out
         x = torch.nn.functional.pad(x, (0, self._padding)) if self._padding else x.contiguous()
         acts = _scratch.address(rows, self._groups)
-        chunks = pool().threads * _CHUNKS_PER_THREAD
-        self._apply(
-            self._address,
-            len(self.parts),
-            x.data_ptr(),
-            acts,
-            out.data_ptr(),
-            rows,
-            self._groups,
-            self.shape[0],
-            chunks,
-        )
+        chunks = self._pool.threads * _CHUNKS_PER_THREAD
+        segments, groups, stride = self._address, self._groups, self.shape[0]
+        self._apply(segments, len(self.parts), x.data_ptr(), acts, out.data_ptr(), rows, groups, stride, chunks)
         return out
 
     def dequantize(self) -> NDArray[np.float32]:
@@ -122,12 +120,18 @@ class QuantizedLinear:
         else:
             self.parts.append(part)
 
+    def _set_bias(self, bias: torch.Tensor) -> None:
+        if tuple(bias.shape) != self.shape[:1]:
+            raise ValueError(f"a bias of shape {tuple(bias.shape)} doesn't fit {self.shape[0]} outputs")
+        pieces = bias.detach().to(torch.float32).split([part.rows for part in self.parts])
+        for own, piece in zip(self._biases, pieces, strict=True):
+            own[: len(piece)] = piece.numpy()
+
     def _describe(self, dot: str | None) -> list[Segment]:
         """The parts as the driver wants them."""
         segments, first = [], 0
-        for part in self.parts:
-            bias = 0 if self.bias is None else self.bias.data_ptr() + 4 * first
+        for part, bias in zip(self.parts, self._biases, strict=True):
             task = kernel(part.form, dot).address("linear")
-            segments.append(Segment(task, part.tiles.ctypes.data, bias, first, part.rows))
+            segments.append(Segment(task, part.tiles.ctypes.data, bias.ctypes.data, first, part.rows))
             first += part.rows
         return segments

@@ -237,7 +237,7 @@ class ThreadPool:
         machine = platform.machine().lower()
         pause, self._spin = _PAUSES.get(machine, ("@llvm.donothing()", 65536))
         declared = f"declare void {pause.replace('i32 1', 'i32')}"
-        self._module = jit.compile_ir(_IR.replace("PAUSE", pause) + declared, "threads")
+        self._module = jit.compile_ir(_IR.replace("PAUSE", pause) + declared)
         self._worker = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self._module.address("pool_worker"))
         self._set = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(self._module.address("pool_set"))
         self._module.call("pool_init")
