@@ -119,16 +119,19 @@ class Engine:
         counters.requests_added += 1
         self.scheduler.add(group.seqs[0])
 
-    def abort(self, request_id: str) -> bool:
-        """End a request, whatever it is doing; its blocks are free when this returns. The next ``step`` hands out its
-        sequences' last outputs. False when no such request is under way."""
+    def abort(self, request_id: str, index: int | None = None) -> bool:
+        """End a request, or its sequence ``index`` alone, whatever it is doing; its blocks are free when this returns.
+        The next ``step`` hands out the sequences' last outputs. False when no such request or sequence is under way."""
         group = self._groups.get(request_id)
         if group is None:
             return False
-        for seq in [seq for seq in group.seqs if seq.finish_reason is None]:
+        ended = [seq for seq in group.seqs if seq.finish_reason is None and index in (None, seq.index)]
+        for seq in ended:
             self._finish(seq, FinishReason.ABORT)
             self._report(seq, (), None)
-        return True
+            if index is not None and seq is seq.leader and group.held:
+                self.scheduler.release_siblings(seq)
+        return bool(ended)
 
     def step(self) -> list[SequenceOutput]:
         """Schedule and submit a step if there is room for one in flight; wait for the oldest if there isn't, or if
