@@ -64,8 +64,7 @@ def load_backend(
     import torch
 
     torch.set_num_threads(options.threads or usable_cores())
-    fast = importlib.util.find_spec(f"{__package__}.cpu.weights") is not None
-    if resolved == "cpu" and options.cpu_precision == "fast" and fast:
+    if resolved == "cpu" and options.cpu_precision == "fast":
         return _fast_cpu(checkpoint, config, options, progress)
     return _dense(torch.device(resolved), checkpoint, config, progress)
 
@@ -94,9 +93,11 @@ def _fast_cpu(
     checkpoint: Checkpoint, config: EngineConfig, options: BackendOptions, progress: Progress | None
 ) -> Backend:
     from .cpu.ops import CpuOps
+    from .cpu.threads import pool
     from .cpu.weights import QuantizedLoader
     from .cuda.runner import TorchBackend
 
+    pool().resize(options.threads or usable_cores())
     loader = QuantizedLoader(checkpoint, progress)
     return TorchBackend(checkpoint, config, loader, ops=CpuOps, arithmetic="int8 activations")
 

@@ -5,8 +5,6 @@ Exact float32 on a CPU; on a GPU it runs in the weights' dtype with norms, rotat
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -15,7 +13,7 @@ from ...models.decoder import Layer
 from .kv import KVPool
 from .rope import RopeTable, rotate
 from .step import Group, TorchStep
-from .weights import DenseLinear
+from .weights import Embedding, Linear
 
 
 class TorchOps:
@@ -26,12 +24,11 @@ class TorchOps:
         self.kv = kv
         self.rope = rope
 
-    def embedding(self, weight: Any, token_ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(token_ids, weight)
+    def embedding(self, weight: Embedding, token_ids: torch.Tensor) -> torch.Tensor:
+        return weight(token_ids)
 
-    def linear(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        dense: DenseLinear = weight
-        return F.linear(x, dense.weight, dense.bias)
+    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        return weight(x)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()

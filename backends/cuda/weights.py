@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
 
@@ -16,6 +17,24 @@ class DenseLinear:
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEmbedding:
+    """A table [V, D]."""
+
+    table: torch.Tensor
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids, self.table)
+
+
+#: What an operation does with its handle: it calls it. How a weight is stored is the handle's own affair.
+Linear = Callable[[torch.Tensor], torch.Tensor]
+Embedding = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DenseLoader:
@@ -36,7 +55,7 @@ class DenseLoader:
         self._report: Callable[[int, int], None] = progress or (lambda done, total: None)
         self._read = 0
 
-    def linear(self, *names: str) -> DenseLinear:
+    def linear(self, *names: str) -> Linear:
         if len(names) == 1 and names[0] in self._tables:
             return DenseLinear(self._tables[names[0]])
         weights = self.weights(names)
@@ -47,10 +66,9 @@ class DenseLoader:
             start += weight.shape[0]
         return DenseLinear(out, self.bias(names, [weight.shape[0] for weight in weights]))
 
-    def embedding(self, name: str) -> torch.Tensor:
-        table = self.norm(name)
-        self._tables[name] = table
-        return table
+    def embedding(self, name: str) -> Embedding:
+        self._tables[name] = self.norm(name)
+        return DenseEmbedding(self._tables[name])
 
     def norm(self, name: str) -> torch.Tensor:
         weight = self.checkpoint.weight(name + ".weight")

@@ -136,7 +136,7 @@ def test_placeholders_stand_for_the_rows_last_token(tiny, drive):
 
 
 def poison(driver: Driver, token: int) -> None:
-    driver.backend._decoder.embed[token] = float("nan")
+    driver.backend._decoder.embed.table[token] = float("nan")
 
 
 def test_a_nan_row_harms_nobody(tiny, drive):

@@ -96,7 +96,7 @@ parameters = st.builds(
 rows_of_params = st.lists(parameters, min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(rows=rows_of_params, seed=st.integers(0, 2**32), ranks=st.sampled_from([1, 4, 256]))
 def test_each_row_draws_what_the_definitions_say(rows, seed, ranks):
     """Four steps of a mixed batch, in a new order each; ``ranks`` makes top-k and top-p look further in between."""
@@ -131,9 +131,9 @@ def test_fractions_are_exact(total, numerator):
 def test_draws_follow_the_distribution():
     logits = np.log(np.array([0.5, 0.25, 0.125, 0.1, 0.025], np.float32))
     sampler = make(SamplingParams(temperature=1.0), vocab=5)
-    drawn = [int(draw(sampler, logits[None], [0], [n]).tokens) for n in range(8000)]
+    drawn = [int(draw(sampler, logits[None], [0], [n]).tokens) for n in range(4000)]
     share = np.bincount(drawn, minlength=5) / len(drawn)
-    np.testing.assert_allclose(share, np.exp(logits), atol=0.02)
+    np.testing.assert_allclose(share, np.exp(logits), atol=0.025)
 
 
 def test_a_seeded_row_ignores_its_neighbours():

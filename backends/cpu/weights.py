@@ -1,0 +1,59 @@
+"""Weights for the CPU's integer kernels: matrices stay as the file has them, norms and biases are float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...models.dequant import take_rows
+from ...models.ggml_types import DENSE
+from ...models.weight import Checkpoint, Progress, Weight
+from ..cuda.weights import DenseLoader, Embedding, Linear
+from .qembedding import QuantizedEmbedding
+from .qlinear import QuantizedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class MappedEmbedding:
+    """A table left in the mapped file, in whatever encoding."""
+
+    weight: Weight
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Float32 [T, D] for int64 ``token_ids`` [T]."""
+        return torch.from_numpy(take_rows(self.weight, token_ids.numpy()))
+
+
+class QuantizedLoader(DenseLoader):
+    """A ``WeightLoader`` whose matrices are ``QuantizedLinear``; one tensor at a time is packed.
+
+    A tied embedding is looked up in the head's own storage and adds nothing to ``nbytes``. An embedding of its own, or
+    one that the head's 8 bits would round, stays in the mapped file.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+        super().__init__(checkpoint, torch.float32, torch.device("cpu"), progress)
+        self._heads: dict[str, QuantizedLinear] = {}
+
+    def linear(self, *names: str) -> Linear:
+        if names[0] in self._heads:
+            return self._heads[names[0]]
+        weights = self.weights(names)
+        bias = self.bias(names, [weight.shape[0] for weight in weights])
+        layer = QuantizedLinear(weights, bias)
+        for weight in weights:
+            self.count(weight)
+        self.nbytes += layer.nbytes - (0 if bias is None else bias.nbytes)  # the bias is counted already
+        return layer
+
+    def embedding(self, name: str) -> Embedding:
+        weight = self.checkpoint.weight(name + ".weight")
+        if self.checkpoint.config.tie_embeddings:
+            self._heads[name] = head = QuantizedLinear([weight])
+            self.count(weight)
+            self.nbytes += head.nbytes
+            if weight.kind not in DENSE:
+                return QuantizedEmbedding(head)
+        self.nbytes += weight.data.nbytes
+        return MappedEmbedding(weight)
