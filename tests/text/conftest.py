@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import scripted
+
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.text import TextModel
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import gguf
 import pytest
 import scripted
+
 from bireme.core.output import OutputText
 from bireme.core.request import FinishReason, SequenceOutput, TokenLogprob
 from bireme.models.text import TextModel
