@@ -26,7 +26,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_NAME_BYTES = 1024  # tensor names; the specification allows 64
 MAX_KEY_BYTES = 65535  # the specification's limit
-MAX_STRINGS = 1 << 24  # in one array; the largest vocabularies have some 2**18
+MAX_ITEMS = 1 << 22  # in one array; the largest vocabularies have some 2**18
 MAX_NESTING = 8  # arrays in arrays
 MAX_DIMS = 4
 
@@ -195,6 +195,8 @@ def _read_value(cursor: _Cursor, kind: int, key: str, depth: int) -> Any:
 
 
 def _read_array(cursor: _Cursor, kind: int, count: int, key: str, depth: int) -> list[Any]:
+    if count > MAX_ITEMS and cursor.size - cursor.pos >= count:  # else the count is wrong, which the readers below say
+        cursor.fail(f"corrupt: {key} has {count} elements, at most {MAX_ITEMS} are allowed")
     if depth > MAX_NESTING:
         cursor.fail(f"corrupt: {key} nests arrays more than {MAX_NESTING} deep")
     if kind == _STRING:
@@ -221,8 +223,6 @@ def _read_numbers(cursor: _Cursor, kind: int, count: int, key: str) -> list[Any]
 def _read_strings(cursor: _Cursor, count: int, key: str) -> list[str]:
     """``count`` strings. Bytes that aren't UTF-8 become U+FFFD. Vocabularies come through here, so the loop is lean."""
     cursor.expect_items(count, 8, f"strings of {key}")
-    if count > MAX_STRINGS:
-        cursor.fail(f"corrupt: {key} has {count} strings, at most {MAX_STRINGS} are allowed")
     buffer, size, unpack = cursor.buffer, cursor.size, _U64.unpack_from
     pos = cursor.pos
     strings: list[str] = []

@@ -86,8 +86,7 @@ def _check_total(files: list[GgufFile]) -> None:
 
 def _split_value(file: GgufFile, key: str, default: int) -> int:
     value: Any = file.metadata.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value > MAX_SHARDS * 1000:
-        raise CheckpointError(f"{file.path}: corrupt: {key} is {value!r}")
-    if key == "split.count" and value > MAX_SHARDS:
-        raise CheckpointError(f"{file.path}: corrupt: split.count is {value}")
+    most = MAX_SHARDS if key == "split.count" else 1 << 31
+    if isinstance(value, bool) or not isinstance(value, int) or not min(default, 0) <= value <= most:
+        raise CheckpointError(f"{file.path}: corrupt: {key} is {value!r}; wanted: an integer up to {most}")
     return value

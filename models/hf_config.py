@@ -18,6 +18,7 @@ _CLASSES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+_LAYER_KINDS = ("sliding_attention", "full_attention")
 _MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral configuration lacks the key altogether
 
 
@@ -99,7 +100,7 @@ def _windows(config: Settings, architecture: str, layers: int) -> tuple[int | No
     if kinds is None:
         first = config.integer("max_window_layers", 28, least=0) if architecture.startswith("qwen") else 0
         slides = [layer >= first for layer in range(layers)]
-    elif isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= {"sliding_attention", "full_attention"}:
+    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in _LAYER_KINDS for kind in kinds):
         slides = [kind == "sliding_attention" for kind in kinds]
     else:
         raise config.fail("layer_types", f"{layers} times sliding_attention or full_attention")

@@ -60,7 +60,14 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
                 found[item["name"]] = item["template"]
     paths = {"default": folder / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    return found | {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.exists()}
+    return found | {name: _read_text(path) for name, path in paths.items() if path.exists()}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: can't be read as UTF-8 text: {error}") from error
 
 
 def _content(token: Any) -> str | None:
