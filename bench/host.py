@@ -83,7 +83,9 @@ def measure(num_seqs: int, num_steps: int, prompt_len: int = 512) -> Timings:
     engine = Engine(backend, config)
     params = SamplingParams(max_tokens=num_steps + 150, temperature=0.0)
     for i in range(num_seqs):
-        engine.add(Request(f"r{i}", tuple((i * 7 + j) % 30000 + 3 for j in range(prompt_len)), params, user=f"u{i % 8}"))
+        engine.add(
+            Request(f"r{i}", tuple((i * 7 + j) % 30000 + 3 for j in range(prompt_len)), params, user=f"u{i % 8}")
+        )
     while engine.stats().waiting or engine.scheduler.rows.reading().size:
         engine.step()
     for _ in range(50):
