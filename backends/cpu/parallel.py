@@ -38,9 +38,10 @@ def parallel_for(
 ) -> tuple[Any, Callable[[Any, Any, Any, Any], Any]]:
     """``body(start, end, *args)`` over ``range(items)`` in chunks of ``grain``, on all threads of the pool.
 
-    For use inside ``@njit(nogil=True)`` code. ``body`` is an ``@njit`` function that returns nothing and raises nothing
-    (an exception in it is lost); ``args`` is a tuple, arrays in it are shared. What ``body`` writes for an item must not
-    depend on the chunk it came in. About a microsecond when helpers are awake; nested calls run in the calling thread.
+    For use inside ``@njit(nogil=True)`` code. ``body`` is an ``@njit`` function that returns nothing and raises
+    nothing (an exception in it is lost); ``args`` is a tuple, arrays in it are shared. What ``body`` writes for an item
+    must not depend on the chunk it came in. About a microsecond when helpers are awake; nested calls run in the
+    calling thread.
     """
     call = typingctx.resolve_function_type(body, (types.int64, types.int64, *args.types), {})
     if call is None or call.return_type != types.none:

@@ -1,9 +1,9 @@
 """The part of a quantised linear layer that no weight format changes: activations to int8, and work to threads.
 
-A group of 32 activations becomes 64 bytes: int8 codes; ``scale = max|x| / 127`` (float32); ``scale * total`` (float32) of all,
-the first and the last 16 codes; the same three totals as int32. Groups of ``ROWS`` rows lie side by side:
-``[rows / ROWS, K / 32, ROWS, 64]``. A group with a NaN or an infinity has scale NaN, which makes exactly its row NaN; one whose
-largest magnitude is under 2^-100 counts as zero.
+A group of 32 activations becomes 64 bytes: int8 codes; ``scale = max|x| / 127`` (float32); ``scale * total`` (float32)
+of all, the first and the last 16 codes; the same three totals as int32. Groups of ``ROWS`` rows lie side by side:
+``[rows / ROWS, K / 32, ROWS, 64]``. A group with a NaN or an infinity has scale NaN, which makes exactly its row NaN;
+one whose largest magnitude is under 2^-100 counts as zero.
 """
 
 from __future__ import annotations

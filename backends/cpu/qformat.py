@@ -1,9 +1,10 @@
 """How quantised weights lie in memory for the CPU kernels, and the packing of planar weights into that form.
 
-A *tile* is 8 output rows. For each 32 values along K it holds one *record*: the codes, then scales, then minimums. Codes
-are split into bit planes (a 6-bit code is a plane of 4 bits and one of 2), and byte ``4 o + j`` of a 32-byte vector
-belongs to output ``o`` and value ``4 q + j`` of *quad* ``q``: each 32-bit lane of a product is one output, so nothing is
-ever added across lanes. In a plane of ``w`` bits, vector ``v`` holds quads ``v * 8/w`` up to the next, lowest bits first.
+A *tile* is 8 output rows. For each 32 values along K it holds one *record*: the codes, then scales, then minimums.
+Codes are split into bit planes (a 6-bit code is a plane of 4 bits and one of 2), and byte ``4 o + j`` of a 32-byte
+vector belongs to output ``o`` and value ``4 q + j`` of *quad* ``q``: each 32-bit lane of a product is one output, so
+nothing is ever added across lanes. In a plane of ``w`` bits, vector ``v`` holds quads ``v * 8/w`` up to the next,
+lowest bits first.
 """
 
 from __future__ import annotations

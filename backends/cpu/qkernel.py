@@ -2,9 +2,10 @@
 
 Activations are int8 with a float32 scale per row and 32 values, so a product of 32 values is an exact integer and
 
-    y[r, n] = sum over groups g, in order:  fma(dot[r, n, g], sw[n, g] * sa[r, g], y);  fma(mw[n, g], sa[r, g] * sum(a), y)
+    for every group g, in order:  y[r, n] = fma(dot[r, n, g], sw[n, g] * sa[r, g], y[r, n])
+                                  y[r, n] = fma(mw[n, g], sa[r, g] * sum(a[r, g]), y[r, n])
 
-with the second term only where minimums are stored. The order never depends on how many rows or outputs are computed at
+the second only where minimums are stored. The order never depends on how many rows or outputs are computed at
 once, nor on the instruction set: a row's result is bit for bit the same alone and in any batch.
 
 Integer width: codes below 2^b times activations up to 127 leave room in 16 bits for ``_ADDS`` products before they
@@ -29,7 +30,7 @@ _ADDS = {2: 8, 3: 8, 4: 8, 5: 4, 6: 2, 8: 1}  # products of (2^bits - 1) * 127 *
 BYTES, HALVES, WORDS = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, LANES)
 FLOATS = ir.VectorType(F32, LANES)
 TASK_ARGS = ir.LiteralStructType([PTR, PTR, PTR, PTR, I64, I64, I64, I64])
-"""tiles, bias (of whole tiles), activations, out; rows, records per tile, outputs, floats from one row of out to the next."""
+"""tiles, bias (of whole tiles), activations, out; rows, records per tile, outputs, floats per row of out."""
 
 
 Dot = Callable[[Emitter, ir.Value, list[ir.Value], list[ir.Value]], ir.Value]

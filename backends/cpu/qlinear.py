@@ -1,8 +1,8 @@
 """Linear layers over a file's own quantised weights.
 
-Every GGML type and affine MLX keep their codes, scales and minimums as they are; the float32 arithmetic of a layer is then the
-only difference to the dequantised matrix, apart from activations rounded to 8 bits per row and 32 values. Dense weights are
-rounded to 8 bits with a scale per 32 values when they are packed (``kinds`` says so).
+Every GGML type and affine MLX keep their codes, scales and minimums as they are; the float32 arithmetic of a layer is
+then the only difference to the dequantised matrix, apart from activations rounded to 8 bits per row and 32 values.
+Dense weights are rounded to 8 bits with a scale per 32 values when they are packed (``kinds`` says so).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _scratch = _Scratch()
 
 
 class QuantizedLinear:
-    """``x @ W.T + bias`` where W's rows are those of ``weights`` end to end; a row's result never depends on other rows.
+    """``x @ W.T + bias``, W's rows being those of ``weights`` end to end; a row's result never depends on other rows.
 
     Calls must come from one thread at a time. ValueError for weights of different widths.
     """
@@ -123,9 +123,10 @@ class QuantizedLinear:
     def _set_bias(self, bias: torch.Tensor) -> None:
         if tuple(bias.shape) != self.shape[:1]:
             raise ValueError(f"a bias of shape {tuple(bias.shape)} doesn't fit {self.shape[0]} outputs")
-        pieces = bias.detach().to(torch.float32).split([part.rows for part in self.parts])
-        for own, piece in zip(self._biases, pieces, strict=True):
-            own[: len(piece)] = piece.numpy()
+        values, first = bias.detach().to(torch.float32).numpy(), 0
+        for part, own in zip(self.parts, self._biases, strict=True):
+            own[: part.rows] = values[first : first + part.rows]
+            first += part.rows
 
     def _describe(self, dot: str | None) -> list[Segment]:
         """The parts as the driver wants them."""

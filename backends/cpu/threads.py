@@ -269,7 +269,7 @@ class ThreadPool:
             helper.start()
 
     def run(self, task: int, args: int, items: int, grain: int) -> None:
-        """Call the native ``TASK`` at address ``task`` over ``range(items)`` in chunks of ``grain``, from any thread."""
+        """Call the native ``TASK`` at ``task`` over ``range(items)`` in chunks of ``grain``, from any thread."""
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(self.run_address)
         run(task, args, items, grain)
 
