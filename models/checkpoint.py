@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from .source import StoredTensor, TensorSource
 from .weight import CheckpointError, TokenizerFiles, Weight
 
 logger = logging.getLogger(__name__)
+
+_DECODER_PART = re.compile(r"(model\.layers\.(?P<layer>\d+)\..*|lm_head|model\.norm)(\.bias|norm\.weight)")
 
 
 class OpenCheckpoint:
@@ -106,17 +109,21 @@ def _check_tensors(source: TensorSource, config: ModelConfig) -> dict[str, Store
 
 
 def _report_leftovers(source: TensorSource, config: ModelConfig, names: set[str]) -> None:
+    """A bias or norm of the decoder's own that nothing would apply means wrong results; other tensors a warning."""
     if config.tie_embeddings:
         names.discard(HEAD)  # the configuration ties; a copy of the head in the file is usual
-    left = sorted(source.tensors[name].file_name for name in names)
-    biases = [name for name in left if name.endswith(".bias")]
-    if biases:
-        raise CheckpointError(
-            f"{source.path}: tensor {biases[0]} is a bias that a {config.architecture} decoder here does not apply"
-        )
+    left = sorted(names)
+    for name in left:
+        match = _DECODER_PART.fullmatch(name)
+        if match is not None and int(match["layer"] or 0) < config.num_layers:
+            raise CheckpointError(
+                f"{source.path}: tensor {source.tensors[name].file_name} is not applied by a {config.architecture} "
+                "decoder here; without it the results would be wrong"
+            )
     if left:
-        shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
-        logger.warning("%s: ignored, not part of a %s decoder: %s", source.path, config.architecture, shown)
+        shown = ", ".join(source.tensors[name].file_name for name in left[:5])
+        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        logger.warning("%s: ignored, not part of a %s decoder: %s%s", source.path, config.architecture, shown, more)
 
 
 def _label(tensors: Mapping[str, StoredTensor]) -> str:

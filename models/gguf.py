@@ -149,7 +149,7 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
     cursor.take(4, "the magic")
     version = cursor.u32("the version")
     if version and version & 0xFFFF == 0:
-        cursor.fail("a big-endian GGUF file, which is not supported; convert it with gguf_convert_endian")
+        cursor.fail("a big-endian GGUF file, which is not supported; convert it with gguf-convert-endian")
     if version not in VERSIONS:
         cursor.fail(f"unsupported version {version} of GGUF; versions 2 and 3 are read")
     tensor_count, key_count = cursor.u64("the tensor count"), cursor.u64("the metadata count")

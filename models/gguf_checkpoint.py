@@ -46,7 +46,7 @@ def _open(source: GgufSource, metadata: Settings) -> OpenCheckpoint:
         metadata,
         vocab_size=embedding.shape[0],
         tied=HEAD not in source.tensors,
-        attention_bias=_has_bias(source.tensors),
+        attention_bias=_has_bias(source.tensors) or metadata.get("general.architecture") == "qwen2",
         divisors=source.rope_divisors(),
     )
     source.set_row_order(config)

@@ -35,7 +35,7 @@ class GgufSource:
                     self._add(file, tensor)
 
     def _add(self, file: GgufFile, tensor: GgufTensor) -> None:
-        name = canonical_from_gguf(tensor.name) or tensor.name
+        name = canonical_from_gguf(tensor.name) or f"gguf:{tensor.name}"
         kind = tensor.type.name
         problem = None
         if kind not in DECODABLE:

@@ -148,6 +148,18 @@ def test_mlx_half_precision_scales_are_widened_first() -> None:
     np.testing.assert_array_equal(weight.dequantize(), wanted.reshape(6, 256))
 
 
+@pytest.mark.mlx
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", BITS)
+def test_bit_for_bit_as_mlx(bits: int, group: int) -> None:
+    mx = pytest.importorskip("mlx.core")
+    values = mx.array(np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32))
+    packed = mx.quantize(values, group_size=group, bits=bits)
+    weight = Weight("w", (8, 256), "MLX", *(np.array(part) for part in packed), bits, group)
+    wanted = np.array(mx.dequantize(*packed, group_size=group, bits=bits))
+    np.testing.assert_array_equal(weight.dequantize().view(np.uint32), wanted.view(np.uint32))
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_mlx_codes_are_a_stream_of_bits(bits: int) -> None:
     """A word's lowest bits come first, and a code may lie across two words."""

@@ -41,7 +41,7 @@ def damaged(content: bytes, spans: list[tuple[int, bytes]], keep: int) -> bytes:
 
 def check_opening(path: Path, target: Path) -> None:
     """Open ``path``; where it opens, load everything."""
-    start = time.perf_counter()
+    start = time.process_time()
     tracemalloc.start()
     try:
         checkpoint = open_checkpoint(path)
@@ -54,7 +54,7 @@ def check_opening(path: Path, target: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 4 << 20
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.fixture(scope="module")

@@ -232,9 +232,21 @@ def test_further_biases_are_loaded_where_the_files_have_them(tmp_path: Path, nam
     assert name in checkpoint.names()
 
 
+def test_norms_that_nothing_would_apply_are_refused(tmp_path: Path) -> None:
+    weights = random_weights(tiny_config(qk_norm=True))
+    with pytest.raises(CheckpointError, match="tensor model.layers.0.self_attn.k_norm.weight is not applied"):
+        open_checkpoint(write_folder(tmp_path, hf_settings(tiny_config()), as_f32(weights)))
+
+
+def test_layers_beyond_the_configuration_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weights = random_weights(tiny_config(num_layers=3))
+    open_checkpoint(write_folder(tmp_path, hf_settings(tiny_config()), as_f32(weights)))
+    assert "model.layers.2." in caplog.text and "and 4 more" in caplog.text
+
+
 def test_bias_that_nothing_would_apply_is_refused(tmp_path: Path) -> None:
     config = tiny_config()
     weights = random_weights(config)
     weights["lm_head.bias"] = weights["lm_head.weight"][:, 0].copy()
-    with pytest.raises(CheckpointError, match="tensor lm_head.bias is a bias that a llama decoder here does not apply"):
+    with pytest.raises(CheckpointError, match="tensor lm_head.bias is not applied by a llama decoder here"):
         open_checkpoint(write_folder(tmp_path, hf_settings(config), as_f32(weights)))
