@@ -16,7 +16,7 @@ def splat(value: Any, kind: ir.VectorType) -> ir.Constant:
     return ir.Constant(kind, [value] * kind.count)
 
 
-class Emitter(ir.IRBuilder):
+class Emitter(ir.IRBuilder):  # type: ignore[misc]
     """An IRBuilder with the few shapes of code that kernels are made of."""
 
     def intrinsic(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:

@@ -7,7 +7,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .threads import RUN_SYMBOL, pool
@@ -49,10 +48,12 @@ def parallel_for(
 
     def codegen(context: Any, builder: Any, _: Any, values: Any) -> Any:
         task = _outline(context, builder, body, call, args)
-        data = cgutils.alloca_once_value(builder, values[3])
+        with builder.goto_entry_block():  # once, however often the call is reached
+            data = builder.alloca(values[3].type)
+        builder.store(values[3], data)
         pointer, int64 = ir.PointerType(), ir.IntType(64)
         run_type = ir.FunctionType(ir.VoidType(), [pointer, pointer, int64, int64])
-        run = cgutils.get_or_insert_function(builder.module, run_type, RUN_SYMBOL)
+        run = builder.module.globals.get(RUN_SYMBOL) or ir.Function(builder.module, run_type, RUN_SYMBOL)
         builder.call(run, [task, data, values[1], values[2]])
         return context.get_dummy_value()
 
