@@ -1,0 +1,319 @@
+"""Causal attention over the paged KV pool, float32: decodes and chunks of any length in one call.
+
+A step is cut into items that threads take as they get free:
+
+* a decode (one query): one item per ``KEYS`` keys of its context, all heads of it; whoever finishes a sequence's last
+  item combines the partial results, in the order of the context (Flash-Decoding);
+* a chunk: one item per key/value head and ``LANES`` rows, a row being a query's head of that group, over the context
+  with an online softmax.
+
+Where a sequence is cut depends on its own lengths only, so its result is the same bit for bit whatever else is in the
+step and however many threads there are. Keys and values are read where they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...core.step import StepBatch
+from .attention_tiles import KEYS, LANES, functions
+from .parallel import parallel_for
+from .simd import FLOOR, atomic_add, float_pointer, kernel
+
+DECODE = -1  # in an item's second column, where a chunk's item has its key/value head
+
+row_scores_1, row_scores_2 = functions["row_scores_1"], functions["row_scores_2"]
+row_scores_3, row_scores_4 = functions["row_scores_3"], functions["row_scores_4"]
+row_values_1, row_values_2 = functions["row_values_1"], functions["row_values_2"]
+row_values_3, row_values_4 = functions["row_values_3"], functions["row_values_4"]
+lane_scores, lane_mask, row_softmax = functions["lane_scores"], functions["lane_mask"], functions["row_softmax"]
+lane_softmax, lane_values = functions["lane_softmax"], functions["lane_values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one step is cut, the same for every layer with the same window."""
+
+    items: NDArray[np.int64]  # [N, 4]: sequence; key/value head or DECODE; first row or key; row of ``partial``
+    left: NDArray[np.int64]  # [S], a decode's unfinished items
+    partial: NDArray[np.float32]  # [decode items, heads, head_dim + 2], the last two: maximum and sum
+    query_start: NDArray[np.int32]  # [S + 1]
+    context_lens: NDArray[np.int32]  # [S]
+    block_tables: NDArray[np.int32]  # [S, B]
+
+    @classmethod
+    def build(cls, batch: StepBatch, window: int | None, heads: int, kv_heads: int, head_dim: int) -> Plan:
+        arrays = (
+            np.ascontiguousarray(batch.query_start, np.int32),
+            np.ascontiguousarray(batch.context_lens, np.int32),
+        )
+        items, left, partials = cut(*arrays, window or 0, heads // kv_heads, kv_heads)
+        partial = np.empty((partials, heads, head_dim + 2), np.float32)
+        return cls(items, left, partial, *arrays, np.ascontiguousarray(batch.block_tables, np.int32))
+
+
+def attend(
+    plan: Plan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """Attention of ``q`` [T, H, hd] over the step's contexts: [T, H * hd].
+
+    Args:
+        plan: built for this step, window and head counts.
+        keys, values: [num_blocks, block_size, kv_heads, hd], this step's own already stored. All float32 and
+            contiguous; hd a multiple of eight.
+        window: how many keys a query sees, itself included; None for all.
+    """
+    count, heads, dim = q.shape
+    out = torch.empty((count, heads * dim), dtype=torch.float32)
+    _run(
+        q.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        out.data_ptr(),
+        scale,
+        window or 0,
+        keys.shape[1],
+        heads,
+        keys.shape[2],
+        dim,
+        plan.items,
+        plan.left,
+        plan.partial,
+        plan.query_start,
+        plan.context_lens,
+        plan.block_tables,
+    )
+    return out
+
+
+@kernel()
+def cut(query_start: Any, context_lens: Any, window: int, group: int, kv_heads: int) -> Any:
+    """Items (chunks first, longest work first), items left per sequence, and how many are of decodes."""
+    sequences = len(context_lens)
+    left = np.zeros(sequences, np.int64)
+    chunks = 0
+    for s in range(sequences):
+        queries = query_start[s + 1] - query_start[s]
+        if queries == 1:
+            left[s] = (context_lens[s] - 1) // KEYS - oldest_key(context_lens[s] - 1, window) // KEYS + 1
+        elif queries > 1:
+            chunks += (queries * group + LANES - 1) // LANES * kv_heads
+    items = np.empty((chunks + left.sum(), 4), np.int64)
+    at, partial = 0, 0
+    for s in range(sequences):
+        rows = (query_start[s + 1] - query_start[s]) * group
+        if rows > group:
+            for head in range(kv_heads):
+                for first in range((rows - 1) // LANES * LANES, -1, -LANES):
+                    items[at] = (s, head, first, 0)
+                    at += 1
+    for s in range(sequences):
+        start = oldest_key(context_lens[s] - 1, window) // KEYS * KEYS
+        for i in range(left[s]):
+            items[at] = (s, DECODE, start + i * KEYS, partial)
+            at, partial = at + 1, partial + 1
+    return items, left, partial
+
+
+@kernel(inline="always")
+def oldest_key(position: int, window: int) -> int:
+    """The first key that the query at ``position`` sees."""
+    return max(0, position - window + 1) if window > 0 else 0
+
+
+@kernel()
+def _run(
+    q: int,
+    keys: int,
+    values: int,
+    out: int,
+    scale: float,
+    window: int,
+    block_size: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    items: Any,
+    left: Any,
+    partial: Any,
+    query_start: Any,
+    context_lens: Any,
+    block_tables: Any,
+) -> None:
+    pointers = (q, keys, values, out)
+    shape = (np.float32(scale), window, block_size, heads, kv_heads, dim)
+    step = (left, partial, query_start, context_lens, block_tables)
+    parallel_for(_work, len(items), 1, (pointers, shape, items, step))
+
+
+@kernel()
+def _work(start: int, end: int, pointers: Any, shape: Any, items: Any, step: Any) -> None:
+    heads, dim = shape[3], shape[5]
+    scratch = np.empty(max(heads * dim + 4 * (KEYS + dim), (2 * dim + KEYS + 3) * LANES), np.float32)
+    offsets = np.empty(KEYS, np.int64)
+    for i in range(start, end):
+        if items[i, 1] == DECODE:
+            _decode(items[i], pointers, shape, step, scratch, offsets)
+        else:
+            _chunk(items[i], pointers, shape, step, scratch, offsets)
+
+
+@kernel()
+def _locate(table: Any, first: int, end: int, block_size: int, stride: int, offsets: Any) -> None:
+    """``offsets`` of keys ``first`` to ``end``; the rest, up to the next multiple of eight, repeat the first one."""
+    block, inside = first // block_size, first % block_size
+    base = np.int64(table[block]) * block_size
+    for i in range(end - first):
+        if inside == block_size:
+            block, inside = block + 1, 0
+            base = np.int64(table[block]) * block_size
+        offsets[i] = (base + inside) * stride
+        inside += 1
+    for i in range(end - first, (end - first + 7) // 8 * 8):
+        offsets[i] = offsets[0]
+
+
+@kernel()
+def _decode(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offsets: Any) -> None:
+    q, keys, values, out = pointers
+    scale, window, block_size, heads, kv_heads, dim = shape
+    left, partial, query_start, context_lens, block_tables = step
+    s, tile, row = item[0], item[2], item[3]
+    first = max(tile, oldest_key(context_lens[s] - 1, window))
+    end = min(tile + KEYS, np.int64(context_lens[s]))
+    _locate(block_tables[s], first, end, block_size, kv_heads * dim, offsets)
+    token = query_start[s] * heads * dim
+    source = numba.carray(float_pointer(q + token * 4), (heads * dim,))
+    for d in range(heads * dim):
+        scratch[d] = source[d] * scale
+    group = heads // kv_heads
+    weights = scratch[heads * dim :]
+    for kv in range(kv_heads):
+        for head in range(kv * group, (kv + 1) * group, 4):
+            count = min(4, (kv + 1) * group - head)
+            _decode_heads(head, count, kv, keys, values, first, end, dim, scratch, weights, offsets, partial[row])
+    if atomic_add(left.ctypes.data + s * 8, -1) == 1:
+        parts = (np.int64(context_lens[s]) - 1) // KEYS - oldest_key(context_lens[s] - 1, window) // KEYS + 1
+        left[s] = parts
+        last = (np.int64(context_lens[s]) - 1) // KEYS
+        begin = row - (tile // KEYS - (last - parts + 1))
+        _combine(partial[begin : begin + parts], numba.carray(float_pointer(out + token * 4), (heads, dim)))
+
+
+@kernel()
+def _decode_heads(
+    head: int,
+    count: int,
+    kv: int,
+    keys: int,
+    values: int,
+    first: int,
+    end: int,
+    dim: int,
+    queries: Any,
+    weights: Any,
+    offsets: Any,
+    partial: Any,
+) -> None:
+    """``count`` heads that share key/value head ``kv``, over one tile of keys, into ``partial`` [heads, dim + 2]."""
+    n = end - first
+    padded = (n + 7) // 8 * 8
+    q = queries.ctypes.data + head * dim * 4
+    w = weights.ctypes.data
+    mixed = weights.ctypes.data + 4 * KEYS * 4
+    k, v, where = keys + kv * dim * 4, values + kv * dim * 4, offsets.ctypes.data
+    if count == 4:
+        row_scores_4(q, k, where, padded, dim, w)
+    elif count == 3:
+        row_scores_3(q, k, where, padded, dim, w)
+    elif count == 2:
+        row_scores_2(q, k, where, padded, dim, w)
+    else:
+        row_scores_1(q, k, where, padded, dim, w)
+    for h in range(count):
+        for i in range(n, padded):
+            weights[h * KEYS + i] = -np.inf
+        state = partial[head + h, dim:].ctypes.data
+        row_softmax(w + h * KEYS * 4, padded, state, state + 4)
+    if count == 4:
+        row_values_4(w, v, where, n, dim, mixed)
+    elif count == 3:
+        row_values_3(w, v, where, n, dim, mixed)
+    elif count == 2:
+        row_values_2(w, v, where, n, dim, mixed)
+    else:
+        row_values_1(w, v, where, n, dim, mixed)
+    for h in range(count):
+        for d in range(dim):
+            partial[head + h, d] = weights[4 * KEYS + h * dim + d]
+
+
+@kernel()
+def _combine(parts: Any, out: Any) -> None:
+    """``parts`` [n, heads, dim + 2] of one query to ``out`` [heads, dim]."""
+    count, heads, dim = parts.shape[0], out.shape[0], out.shape[1]
+    for h in range(heads):
+        best = parts[0, h, dim]
+        for i in range(1, count):
+            best = max(best, parts[i, h, dim])
+        total = np.float32(0.0)
+        for d in range(dim):
+            out[h, d] = 0.0
+        for i in range(count):
+            weight = np.float32(np.exp(parts[i, h, dim] - best))
+            total += weight * parts[i, h, dim + 1]
+            for d in range(dim):
+                out[h, d] += weight * parts[i, h, d]
+        for d in range(dim):
+            out[h, d] /= total
+
+
+@kernel()
+def _chunk(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offsets: Any) -> None:
+    q, keys, values, out = pointers
+    scale, window, block_size, heads, kv_heads, dim = shape
+    _, _, query_start, context_lens, block_tables = step
+    s, kv, first_row = item[0], item[1], item[2]
+    group, begin = heads // kv_heads, np.int64(query_start[s])
+    rows = min((np.int64(query_start[s + 1]) - begin) * group - first_row, LANES)
+    place = begin + context_lens[s] - query_start[s + 1]  # position minus index in the chunk
+    bounds = np.empty((2, LANES), np.int32)
+    queries, mixed = scratch[: dim * LANES], scratch[dim * LANES : 2 * dim * LANES]
+    state, scores = scratch[2 * dim * LANES :], scratch[2 * dim * LANES + 3 * LANES :]
+    for lane in range(LANES):
+        row = first_row + min(lane, rows - 1)
+        token, head = begin + row // group, kv * group + row % group
+        source = numba.carray(float_pointer(q + (token * heads + head) * dim * 4), (dim,))
+        for d in range(dim):
+            queries[d * LANES + lane] = source[d] * scale
+        position = place + row // group
+        bounds[0, lane], bounds[1, lane] = position, oldest_key(position, window)
+        state[lane], state[LANES + lane] = FLOOR, 0.0
+    for i in range(dim * LANES):
+        mixed[i] = 0.0
+    first, end = np.int64(bounds[1, 0]), np.int64(bounds[0, LANES - 1]) + 1
+    seen_by_all = (np.int64(bounds[1, LANES - 1]), np.int64(bounds[0, 0]) + 1)
+    for tile in range(first // KEYS * KEYS, end, KEYS):
+        a, b = max(tile, first), min(tile + KEYS, end)
+        padded = (b - a + 3) // 4 * 4
+        _locate(block_tables[s], a, b, block_size, kv_heads * dim, offsets)
+        where, k, v = offsets.ctypes.data, keys + kv * dim * 4, values + kv * dim * 4
+        lane_scores(queries.ctypes.data, k, where, padded, dim, scores.ctypes.data)
+        if a < seen_by_all[0] or a + padded > seen_by_all[1]:
+            lane_mask(scores.ctypes.data, padded, a, bounds.ctypes.data, bounds.ctypes.data + LANES * 4)
+        lane_softmax(scores.ctypes.data, b - a, state.ctypes.data)
+        scaling = state.ctypes.data + 2 * LANES * 4
+        lane_values(scores.ctypes.data, v, where, b - a, dim, scaling, mixed.ctypes.data)
+    for lane in range(rows):
+        row = first_row + lane
+        token, head = begin + row // group, kv * group + row % group
+        target = numba.carray(float_pointer(out + (token * heads + head) * dim * 4), (dim,))
+        total = state[LANES + lane]
+        for d in range(dim):
+            target[d] = mixed[d * LANES + lane] / total

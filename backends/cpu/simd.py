@@ -1,0 +1,194 @@
+"""Vectors of eight float32 in numba code: LLVM IR pieces from which inner loops are put together.
+
+LLVM maps a vector of eight to one AVX register or two NEON ones. Addresses are plain integers, as ``Tensor.data_ptr``
+gives them: they cross into numba far faster than arrays do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from . import jit
+
+WIDTH = 8
+
+F32 = ir.FloatType()
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+VECTOR = ir.VectorType(F32, WIDTH)
+INTS = ir.VectorType(I32, WIDTH)
+POINTER = ir.PointerType()
+
+PREFIX = "bireme_"
+
+_loaded: list[jit.Module] = []  # never unloaded: cached numba code holds addresses into it
+
+#: Lower than any score: the running maximum's start, finite so that ``-inf`` minus it is still ``-inf``.
+FLOOR = -1e30
+
+
+def kernel(**options: Any) -> Callable[[Any], Any]:
+    """``numba.njit`` without the GIL, cached on disk; additions may be reordered and fused, NaN and inf stay exact."""
+    decorate: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"}, **options)
+    return decorate
+
+
+class Emitter:
+    """Writes vector code at an IR builder's position."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def int(self, value: int) -> Any:
+        return ir.Constant(I64, value)
+
+    def pointer(self, address: Any) -> Any:
+        return self.builder.inttoptr(address, POINTER)
+
+    def offset(self, base: Any, *terms: Any) -> Any:
+        """The float32 at ``base`` plus the sum of ``terms`` (IR values or ints)."""
+        for term in terms:
+            index = self.int(term) if isinstance(term, int) else term
+            base = self.builder.gep(base, [index], source_etype=F32)
+        return base
+
+    def product(self, a: Any, b: Any) -> Any:
+        return self.builder.mul(a, self.int(b) if isinstance(b, int) else b)
+
+    def load(self, pointer: Any, kind: Any = VECTOR) -> Any:
+        return self.builder.load(pointer, typ=kind, align=4)
+
+    def store(self, value: Any, pointer: Any) -> None:
+        self.builder.store(value, pointer, align=4)
+
+    def splat(self, value: Any, kind: Any = VECTOR) -> Any:
+        """All lanes ``value``: an IR scalar, or a Python number."""
+        if isinstance(value, int | float):
+            return ir.Constant(kind, [value] * WIDTH)
+        blank = ir.Constant(kind, ir.Undefined)
+        first = self.builder.insert_element(blank, value, ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(first, blank, ir.Constant(INTS, [0] * WIDTH))
+
+    def variable(self, value: Any) -> Any:
+        """A vector kept in a register over the loops that follow, ``value`` now."""
+        slot = cgutils.alloca_once(self.builder, VECTOR)
+        self.builder.store(value, slot)
+        return slot
+
+    def get(self, slot: Any) -> Any:
+        return self.builder.load(slot, typ=VECTOR)
+
+    def set(self, slot: Any, value: Any) -> None:
+        self.builder.store(value, slot)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+        return self.builder.call(
+            cgutils.get_or_insert_function(self.builder.module, kind, "llvm.fmuladd.v8f32"), [a, b, c]
+        )
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        """The larger one; ``a`` where ``b`` is NaN."""
+        return self.builder.select(self.builder.fcmp_ordered(">", b, a), b, a)
+
+    def fold(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """``combine`` over the lanes, in a fixed tree: a scalar."""
+        blank = ir.Constant(VECTOR, ir.Undefined)
+        for half in (4, 2, 1):
+            lanes = ir.Constant(INTS, [(i + half) % WIDTH for i in range(WIDTH)])
+            vector = combine(vector, self.builder.shuffle_vector(vector, blank, lanes))
+        return self.builder.extract_element(vector, ir.Constant(I32, 0))
+
+    def sum(self, vector: Any) -> Any:
+        return self.fold(vector, self.builder.fadd)
+
+    @contextmanager
+    def loop(self, stop: Any, step: int = 1, start: Any = 0) -> Iterator[Any]:
+        """``for index in range(start, stop, step)``."""
+        first = self.int(start) if isinstance(start, int) else start
+        with cgutils.for_range_slice(self.builder, first, stop, self.int(step), I64) as (index, _):
+            yield index
+
+    def exp(self, x: Any) -> Any:
+        """e^x to 2 ulp, 0 below -87.3 (so for -inf), clamped above 88; NaN stays NaN.
+
+        Cody and Waite's reduction by multiples of ln 2, a polynomial on +-ln 2 / 2, and the power of two put into the
+        exponent bits (the sum with 1.5 * 2^23 rounds, and leaves the integer in the low bits: no conversion that NaN
+        would make undefined).
+        """
+        b, splat = self.builder, self.splat
+        tiny = b.fcmp_ordered("<", x, splat(-87.3))
+        x = b.select(tiny, splat(-87.3), x)
+        x = b.select(b.fcmp_ordered(">", x, splat(88.0)), splat(88.0), x)
+        shifted = self.fma(x, splat(1.4426950408889634), splat(12582912.0))
+        whole = b.fsub(shifted, splat(12582912.0))
+        r = self.fma(whole, splat(-0.693359375), x)
+        r = self.fma(whole, splat(2.12194440e-4), r)
+        y = splat(1 / 5040)
+        for coefficient in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
+            y = self.fma(y, r, splat(coefficient))
+        bits = b.shl(b.bitcast(shifted, INTS), self.splat(23, INTS))
+        power = b.bitcast(b.add(bits, self.splat(0x3F800000, INTS)), VECTOR)
+        return b.select(tiny, splat(0.0), b.fmul(y, power))
+
+
+Body = Callable[..., None]
+
+
+def link(bodies: Mapping[str, tuple[int, Body]]) -> dict[str, Any]:
+    """Compile functions of int64 arguments without a result, for calls from numba code.
+
+    They are machine code of their own, so no caller compiles them again.
+
+    Args:
+        bodies: by name, the number of arguments, and what writes the code: ``body(emitter, *arguments)``.
+    """
+    module = ir.Module("simd")
+    for name, (count, body) in bodies.items():
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * count), name=PREFIX + name)
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        body(Emitter(builder), *function.args)
+        builder.ret_void()
+    compiled = jit.compile_ir(str(module))
+    _loaded.append(compiled)
+    for name in bodies:
+        jit.add_symbol(PREFIX + name, compiled.address(PREFIX + name))
+    return {n: types.ExternalFunction(PREFIX + n, types.void(*[types.int64] * c)) for n, (c, _) in bodies.items()}
+
+
+@intrinsic
+def float_pointer(_: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    """An address as a pointer, for ``numba.carray``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.int64), codegen
+
+
+@intrinsic
+def int_pointer(_: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    """An address as a pointer to int64, for ``numba.carray``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+@intrinsic
+def atomic_add(_: Any, address: Any, value: Any) -> tuple[Any, Callable[..., Any]]:
+    """Add to the int64 at ``address``, for all threads to see; returns what it was."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(values[0], POINTER), values[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
