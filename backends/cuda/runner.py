@@ -67,6 +67,7 @@ class TorchBackend:
             kv_bytes_per_token=plan.kv_bytes_per_token,
             max_in_flight=1 if loader.device.type == "cpu" else 2,
         )
+        self._warm_up()
 
     @property
     def info(self) -> BackendInfo:
@@ -98,6 +99,26 @@ class TorchBackend:
         sampled = self._sampler.sample(logits, rows, batch.context_lens[batch.samples].astype(np.int64))
         self._last_tokens[torch.from_numpy(rows.astype(np.int64)).to(self._device)] = sampled.tokens
         return sampled
+
+    def _warm_up(self) -> None:
+        """Run one small step, a chunk and a decode, so that no request waits for a kernel to be compiled.
+
+        It writes into block 0, which no sequence holds yet, and leaves no trace in the rows that a sequence could see.
+        """
+        positions = np.array([0, 1, 0], np.int32) % self._block_size
+        batch = StepBatch(
+            step_id=-1,
+            token_ids=np.zeros(3, np.int32),
+            positions=positions,
+            slots=positions.astype(np.int64),
+            query_start=np.array([0, 2, 3], np.int32),
+            context_lens=np.array([2, 1], np.int32) if self._block_size > 1 else np.ones(2, np.int32),
+            block_tables=np.zeros((2, 1), np.int32),
+            rows=np.zeros(2, np.int32),
+            samples=np.ones(2, np.bool_),
+            copies=np.zeros((0, 2), np.int32),
+        )
+        self.submit(batch).wait()
 
     def close(self) -> None:
         """Free the weights and the KV pool. Safe to call twice."""
