@@ -133,6 +133,11 @@ class Engine:
                 self.scheduler.release_siblings(seq)
         return bool(ended)
 
+    def started(self, request_id: str) -> bool:
+        """Whether a step has worked on the request yet; true after its end too."""
+        group = self._groups.get(request_id)
+        return group is None or group.cached_tokens is not None
+
     def step(self) -> list[SequenceOutput]:
         """Schedule and submit a step if there is room for one in flight; wait for the oldest if there isn't, or if
         there was nothing to schedule. Returns what has become known since the last call.

@@ -51,9 +51,11 @@ class EngineClient:
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
         self._streams: dict[str, RequestStream] = {}
         self._closing = False
         self._restarts = 0
+        self.deaths = 0  # of engine processes, since the start
         self._ready_at = 0.0
         self._progress_at = 0.0  # when the engine last showed that it moves
         self._steps = -1
@@ -108,10 +110,13 @@ class EngineClient:
         """Keep an engine alive until ``close``. Returns early when it can't be (state FAILED, ``failure`` says why)."""
         await self._supervise(dataclasses.replace(self._settings.spec, model=model_path))
 
-    async def close(self) -> None:
-        """Ask the engine to exit; ``run`` returns when it has."""
+    def close(self) -> None:
+        """Ask the engine to exit, or end it where it can't listen yet; ``run`` returns when it is gone."""
         self._closing = True
-        self._send(Stop())
+        if self.state is EngineState.READY:
+            self._send(Stop())
+        elif self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
     async def _supervise(self, spec: EngineSpec) -> None:
         while True:
@@ -131,6 +136,7 @@ class EngineClient:
 
     def _report_death(self, code: int) -> None:
         """Fail what was running. The requests' ids go to the log, so a client's report can be matched."""
+        self.deaths += 1
         text = _exit_text(code)
         ids = ", ".join(self._streams) or "none"
         logger.error("engine process ended unexpectedly (%s); requests lost: %s", text, ids)
@@ -151,7 +157,7 @@ class EngineClient:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.bind(address)
-        process = await _spawn(Boot(address, spec))
+        process = self._process = await _spawn(Boot(address, spec))
         try:
             exited = asyncio.create_task(process.wait())
             listening = asyncio.create_task(self._listen(self._socket))
@@ -203,6 +209,9 @@ class EngineClient:
         for rejected in step.rejected:
             if stream := streams.pop(rejected.request_id, None):
                 stream.fail(from_rejection(rejected, "prompt"))
+        for request_id, seconds in step.started:
+            if stream := streams.get(request_id):
+                stream.queued = seconds
         for output in step.outputs:
             if stream := streams.get(output.request_id):
                 stream.put(output)

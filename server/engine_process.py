@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from ..backends.select import DeviceUnavailableError
 from ..core.engine import EngineDeadError
 from ..core.request import QueueFullError, Request, RequestRejectedError
 from .loading import find_loader
@@ -31,6 +32,10 @@ logger = logging.getLogger("bireme.engine")
 STATS_EVERY = 0.25  # seconds between statistics while busy
 IDLE_HEARTBEAT = 1.0  # seconds between signs of life while idle
 PROGRESS_EVERY = 0.1  # seconds between load reports
+
+
+#: Failures of loading that one line explains.
+EXPECTED = (ValueError, OSError, ImportError, MemoryError, DeviceUnavailableError)
 
 
 class Boot(msgspec.Struct):
@@ -50,6 +55,7 @@ class EngineLoop:
         self._report = Step()
         self._stats_due = 0.0
         self._stopping = False
+        self._unstarted: dict[str, float] = {}  # request -> when it was added
 
     def run(self) -> None:
         """Step while there is work, sleep on the socket while there is none."""
@@ -69,10 +75,18 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             self._report.outputs = self._engine.step()
+            self._note_started()
         except EngineDeadError as error:
             self._report.outputs = error.outputs
             self._flush()
             raise
+
+    def _note_started(self) -> None:
+        if not self._unstarted:
+            return
+        now, started = time.monotonic(), self._engine.started
+        for request_id in [one for one in self._unstarted if started(one)]:
+            self._report.started.append((request_id, now - self._unstarted.pop(request_id)))
 
     def _receive(self, timeout_ms: int) -> None:
         if timeout_ms and not self._channel.poll(timeout_ms):
@@ -88,8 +102,7 @@ class EngineLoop:
         if isinstance(message, Add):
             self._add(message.request)
         elif isinstance(message, Abort):
-            if message.index is None:
-                self._engine.abort(message.request_id)
+            self._engine.abort(message.request_id, message.index)
         elif isinstance(message, Stop):
             self._stopping = True
 
@@ -102,6 +115,7 @@ class EngineLoop:
             self._report.rejected.append(Rejected(request.request_id, str(error), "queue_full", error.retry_after))
         else:
             self._report.accepted.append(request.request_id)
+            self._unstarted[request.request_id] = time.monotonic()
 
     def _flush(self) -> None:
         """Send what happened, with statistics now and then; an idle engine sends them as its sign of life."""
@@ -126,8 +140,9 @@ def load(boot: Boot, channel: zmq.Socket[bytes]) -> Engine | None:
 
     try:
         engine = find_loader(boot.spec.loader)(boot.spec, progress)
-    except (ValueError, OSError, ImportError, MemoryError) as error:
-        logger.debug("load failed", exc_info=True)
+    except Exception as error:  # whatever it is, the parent must hear of it
+        if not isinstance(error, EXPECTED):
+            logger.exception("loading failed")
         send(channel, LoadFailed(str(error) or type(error).__name__))
         return None
     send(channel, Ready(engine.backend.info, engine.config))
@@ -177,7 +192,9 @@ def main() -> None:
         finally:
             engine.close()
     channel.close(linger=1000)
-    context.term()
+    context.term()  # waits until what was sent is out
+    sys.stderr.flush()
+    os._exit(0)  # the device is closed; tearing down every loaded library would only take time
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..models.template import ChatTemplate
+from ..models.text import TextModel
 from ..models.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -25,12 +25,15 @@ _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*(?:\n+|\Z)")
 class Frontend:
     """Everything about the model that text needs."""
 
-    tokenizer: Tokenizer
-    template: ChatTemplate
+    text: TextModel
     defaults: Mapping[str, Any]  # the checkpoint's generation defaults
     name: str
     quantization: str
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="text"))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text.tokenizer
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """``work`` over ``size`` characters, off the event loop when that is long."""
@@ -38,11 +41,9 @@ class Frontend:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a raw prompt; control tokens in it are read as such, BOS is added once."""
-        return await self.run(
-            len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=True)
-        )
+        return await self.run(len(text), lambda: self.text.prompt_ids(text, add_special_tokens))
 
 
 def load_frontend(path: str) -> Frontend:
@@ -51,10 +52,8 @@ def load_frontend(path: str) -> Frontend:
 
     checkpoint = open_checkpoint(path)
     try:
-        tokenizer = Tokenizer.from_files(checkpoint.tokenizer, checkpoint.config.vocab_size)
         return Frontend(
-            tokenizer=tokenizer,
-            template=ChatTemplate.from_files(checkpoint.tokenizer, tokenizer),
+            text=TextModel.from_files(checkpoint.tokenizer, checkpoint.config.vocab_size),
             defaults=dict(checkpoint.generation_defaults),
             name=checkpoint.name,
             quantization=checkpoint.quantization,

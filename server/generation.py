@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ..core.output import OutputText, SequenceText
+from ..core.output import SequenceText
 from ..core.request import FinishReason, Request, SequenceOutput, TokenLogprob
-from ..models.tokenizer import Tokenizer
+from ..models.text import TextModel
 from .client import EngineClient
 from .errors import ApiError
 from .metrics import RequestRecord
@@ -48,7 +48,7 @@ class Generation:
     """One prompt's choices. Start it, read ``pieces`` to the end, always ``close`` it."""
 
     def __init__(
-        self, client: EngineClient, request: Request, rules: TextRules, tokenizer: Tokenizer, record: RequestRecord
+        self, client: EngineClient, request: Request, rules: TextRules, text: TextModel, record: RequestRecord
     ) -> None:
         self.request = request
         self.cached_tokens = 0
@@ -56,7 +56,7 @@ class Generation:
         self._record = record
         self._stream: RequestStream | None = None
         self._choices = [
-            _Choice(SequenceText(OutputText(tokenizer, rules.stop, rules.include_stop, rules.skip_special_tokens)))
+            _Choice(text.output(rules.stop, rules.include_stop, rules.skip_special_tokens))
             for _ in range(request.params.n)
         ]
 
@@ -119,6 +119,8 @@ class Generation:
                 500, output.error or f"The engine ended this request: {output.finish_reason}.", code="engine_error"
             )
         delta = choice.text.feed(output)
+        if self._record.first_at is None and self._stream is not None and self._stream.queued is not None:
+            self._record.queued(self._stream.queued)
         self._record.tokens(len(delta.token_ids))
         if delta.logprobs is not None:
             choice.tokens += map(ScoredToken, delta.token_ids, delta.logprobs, delta.offsets)

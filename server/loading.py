@@ -6,10 +6,15 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from ..core.request import Request, SamplingParams
 from .settings import EngineSpec
 
 if TYPE_CHECKING:
+    from ..backends.base import Backend
     from ..core.engine import Engine
+
+#: Tokens that the simulated device's pool holds.
+SIM_TOKENS = 1 << 20
 
 Progress = Callable[[int, int], None]
 Loader = Callable[[EngineSpec, Progress], "Engine"]
@@ -27,12 +32,47 @@ def load_engine(spec: EngineSpec, progress: Progress) -> Engine:
     Raises:
         ValueError: the files or settings can't be used (``CheckpointError`` and the like).
     """
-    from ..backends.options import BackendOptions
-    from ..backends.select import load_backend, resolve_device
     from ..core.engine import Engine
+
+    backend = _simulated(spec) if spec.device == "sim" else _real(spec, progress)
+    warm_up(Engine(backend, spec.config))
+    return Engine(backend, spec.config)
+
+
+def _real(spec: EngineSpec, progress: Progress) -> Backend:
+    from ..backends.options import BackendOptions
+    from ..backends.select import load_backend
+    from ..models.checkpoint import open_checkpoint
+
+    options = BackendOptions(cpu_precision=spec.cpu_precision, threads=spec.threads)
+    return load_backend(spec.device, open_checkpoint(spec.model), spec.config, options, progress)
+
+
+def _simulated(spec: EngineSpec) -> Backend:
+    """A backend that computes nothing, of the checkpoint's shape: for load tests of everything else."""
+    from ..backends.sim import SimBackend, SimOptions
     from ..models.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(spec.model)
-    options = BackendOptions(cpu_precision=spec.cpu_precision, threads=spec.threads)
-    backend = load_backend(resolve_device(spec.device), checkpoint, spec.config, options, progress)
-    return Engine(backend, spec.config)
+    shape, block_size = checkpoint.config, spec.config.block_size
+    options = SimOptions(
+        num_blocks=-(-SIM_TOKENS // block_size),
+        block_size=block_size,
+        vocab_size=shape.vocab_size,
+        max_model_len=shape.max_position,
+        end_ids=checkpoint.end_ids,
+    )
+    checkpoint.close()
+    return SimBackend(options)
+
+
+def warm_up(engine: Engine) -> None:
+    """Run one short request, so that whatever the backend compiles or allocates late is not paid by the first client.
+
+    The engine is to be thrown away after it: counters and blocks of the one that serves begin at nothing.
+    """
+    params = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, top_k=5, seed=0, ignore_eos=True, logprobs=1)
+    length = max(1, min(32, engine.max_model_len - 2))
+    engine.add(Request("warm-up", (0,) * length, params))
+    while engine.has_work():
+        engine.step()

@@ -68,6 +68,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     outputs: list[SequenceOutput] = []
     accepted: list[str] = []
     rejected: list[Rejected] = []
+    started: list[tuple[str, float]] = []  # requests that a step began to work on, and the seconds they waited for it
     stats: EngineStats | None = None
 
 

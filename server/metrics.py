@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -49,6 +49,7 @@ class Metrics:
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per counter, which nobody reads
         self.registry = CollectorRegistry()
         self.prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of requests that began to answer or ended."
@@ -67,6 +68,7 @@ class Metrics:
         self.tpot = self._histogram(
             "vllm:request_time_per_output_token_seconds", "A request's mean time per token after its first.", _ITL
         )
+        self.queue_time = self._histogram("vllm:request_queue_time_seconds", "Arrival to the first step on it.", _FAST)
         self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to end, whatever the end.", _LONG)
         self.prompt_length = self._histogram("vllm:request_prompt_tokens", "Prompt tokens per request ended.", _TOKENS)
         self.output_length = self._histogram(
@@ -111,6 +113,10 @@ class RequestRecord:
         if status in (400, 429) and self.first_at is None:
             self._refused = True
         self.reason = FinishReason.ABORT if status == 503 else FinishReason.ERROR
+
+    def queued(self, seconds: float) -> None:
+        """It waited so long for the first step that worked on it."""
+        self._metrics.queue_time.observe(seconds)
 
     def tokens(self, count: int) -> None:
         """``count`` tokens arrived now."""
@@ -165,6 +171,9 @@ class EngineSource(Protocol):
     @property
     def stats(self) -> EngineStats | None: ...
 
+    @property
+    def deaths(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Exported:
@@ -206,6 +215,9 @@ class EngineCollector(Collector):
         self._source = source
 
     def collect(self) -> Iterable[Metric]:
+        restarts = CounterMetricFamily("bireme:engine_restarts", "Times the engine process died.", labels=LABELS)
+        restarts.add_metric((self._model_name,), float(self._source.deaths))
+        yield restarts
         stats = self._source.stats
         if stats is None:
             return

@@ -37,7 +37,7 @@ class ServedNames:
         """The served id that ``name`` means; none given means the first. Raises ``ApiError`` 404."""
         if not name:
             return self.primary
-        if found := self._accepted.get(name):
+        if found := self._accepted.get(name) or self._accepted.get(name.removesuffix(".gguf")):
             return found
         shown = name if len(name) <= 200 else name[:200] + "..."
         raise ApiError(

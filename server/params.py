@@ -59,7 +59,9 @@ def sampling_params(
     values: dict[str, Any] = {name: defaults[name] for name in DEFAULTED if defaults.get(name) is not None}
     values |= {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
     values |= {} if n is None else {"n": n}
-    check_seed(request.seed)
+    check_integers(request)
+    if values.get("top_k", 0) >= vocab_size:
+        values["top_k"] = 0  # all of them: off
     if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
         raise bad_request(f"logprobs is {logprobs}; it must be 0 to {MAX_LOGPROBS}", "logprobs")
     try:
@@ -74,9 +76,13 @@ def sampling_params(
         raise bad_request(str(error), str(error).split(" ", 1)[0]) from None
 
 
-def check_seed(seed: int | None) -> None:
-    if seed is not None and not -(2**63) <= seed < 2**64:
-        raise bad_request(f"seed is {seed}; it must fit 64 bits", "seed")
+def check_integers(request: GenerationRequest) -> None:
+    """Refuse integers that no machine word holds, where no other limit is known."""
+    limits = (("seed", -(2**63), 2**64 - 1), ("min_tokens", 0, 2**31 - 1), ("priority", -(2**31), 2**31 - 1))
+    for name, low, high in limits:
+        value = getattr(request, name)
+        if value is not None and not low <= value <= high:
+            raise bad_request(f"{name} is {value}; it must be {low} to {high}", name)
 
 
 def token_ids(ids: list[Any], vocab_size: int, param: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ MAX_PROMPTS = 1024
 class Prompt:
     """One prompt: its ids, and its text as it was given or as the ids say."""
 
-    ids: list[int]
+    ids: tuple[int, ...]
     text: str
 
 
@@ -46,7 +46,7 @@ async def _read(item: Any, frontend: Frontend, vocab_size: int, add_special_toke
             raise bad_request(str(error), "prompt") from None
         text = item
     elif isinstance(item, list):
-        ids = list(token_ids(item, vocab_size, "prompt"))
+        ids = token_ids(item, vocab_size, "prompt")
         text = frontend.tokenizer.decode(ids)
     else:
         raise bad_request(f"prompt holds {item!r:.100}; it must be text or token ids.", "prompt")

@@ -41,7 +41,7 @@ def summary(state: ServerState, url: str) -> str:
             "KV cache",
             f"{tokens:,} tokens in blocks of {info.block_size} ({size_text(tokens * info.kv_bytes_per_token)})",
         ),
-        ("capacity", f"{conversations(info)} conversations at {CONVERSATION:,} tokens"),
+        ("capacity", capacity_text(info, state.max_model_len)),
         ("context", f"{state.max_model_len:,} tokens"),
         ("engine", settings_text(config)),
         ("defaults", defaults_text(state)),
@@ -50,10 +50,11 @@ def summary(state: ServerState, url: str) -> str:
     return "\n".join(f"  {name:<13}{value}" for name, value in rows)
 
 
-def conversations(info: BackendInfo) -> int:
-    """Conversations of 4,096 tokens that fit the pool at once, none sharing anything."""
-    blocks = -(-CONVERSATION // info.block_size)
-    return info.num_blocks // blocks
+def capacity_text(info: BackendInfo, max_model_len: int) -> str:
+    """Conversations of 4,096 tokens, or of the whole context if that is less, that fit at once if none share."""
+    length = min(CONVERSATION, max_model_len)
+    count = info.num_blocks // -(-length // info.block_size)
+    return f"{count:,} conversation{'' if count == 1 else 's'} at {length:,} tokens"
 
 
 def settings_text(config: EngineConfig) -> str:

@@ -68,6 +68,7 @@ class BiremeServer:
     async def run(self) -> str | None:
         """Serve until told to stop. Returns why the server had to give up, or None after an ordinary end."""
         self._handle_signals()
+        _say(f"Listening on {url_of(self._listener)}; loading {self._settings.spec.model}.")
         engine = asyncio.create_task(self._run_engine())
         reports = asyncio.create_task(report_statistics(self.state.client, self._settings.stats_interval))
         try:
@@ -123,7 +124,7 @@ class BiremeServer:
                 bar.update(*state.client.loaded)
                 await asyncio.sleep(0.05)
         if state.client.state is EngineState.READY:
-            print(f"Bireme is ready.\n{summary(state, url_of(self._listener))}", file=sys.stderr, flush=True)
+            _say(f"Bireme is ready.\n{summary(state, url_of(self._listener))}")
 
     def _give_up(self, error: str) -> None:
         if not self.state.draining:
@@ -132,12 +133,17 @@ class BiremeServer:
 
     async def _stop_engine(self, engine: asyncio.Task[None]) -> None:
         """A clean exit of the engine within a second, or none: it ends with us in any case."""
-        await self.state.client.close()
+        self.state.client.close()
         done, _ = await asyncio.wait((engine,), timeout=1.0)
         if not done:
             engine.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await engine
+
+
+def _say(text: str) -> None:
+    """Tell the person at the terminal, whatever the log level."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def serve(settings: ServerSettings, listener: socket.socket) -> str | None:

@@ -68,7 +68,7 @@ class ServerState:
         self,
         http: HttpRequest,
         body: GenerationRequest,
-        prompt_ids: list[int],
+        prompt_ids: tuple[int, ...],
         params: SamplingParams,
         rules: TextRules,
     ) -> Generation:
@@ -77,14 +77,14 @@ class ServerState:
         self._counter += 1
         request = Request(
             request_id=f"{request_id_of(http)}-{self._counter}",
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=prompt_ids,
             params=params,
             user=body.user or "",
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
         )
         record = self.metrics.record(len(prompt_ids), request.request_id)
-        return Generation(self.client, request, rules, self.frontend.tokenizer, record)
+        return Generation(self.client, request, rules, self.frontend.text, record)
 
 
 def state_of(http: HttpRequest) -> ServerState:

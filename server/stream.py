@@ -18,6 +18,7 @@ class RequestStream:
         self._changed = asyncio.Event()
         self._accepted = False
         self._error: ApiError | None = None
+        self.queued: float | None = None  # seconds until a step worked on it
 
     def accept(self) -> None:
         self._accepted = True

@@ -69,7 +69,7 @@ async def chat_completions(http: Request) -> Response:
 
 
 def _group(
-    state: ServerState, http: Request, body: ChatRequest, prompt_ids: list[int], top_logprobs: int | None
+    state: ServerState, http: Request, body: ChatRequest, prompt_ids: tuple[int, ...], top_logprobs: int | None
 ) -> GenerationGroup:
     reject_text_only(body)
     state.check_length(len(prompt_ids), "messages")
@@ -97,7 +97,7 @@ def _wanted_logprobs(body: ChatRequest) -> int | None:
     return (top or 0) if body.logprobs else None
 
 
-async def render(frontend: Frontend, body: ChatRequest) -> list[int]:
+async def render(frontend: Frontend, body: ChatRequest) -> tuple[int, ...]:
     """Prompt ids of a conversation. Raises ``ApiError`` 400 with the template's own sentence where it refuses."""
     if not body.messages:
         raise bad_request("messages must hold at least one message.", "messages")
@@ -113,7 +113,7 @@ async def render(frontend: Frontend, body: ChatRequest) -> list[int]:
     try:
         return await frontend.run(
             text_size(messages),
-            lambda: frontend.template.render(messages, tools=tools, add_generation_prompt=prompt, **options),
+            lambda: frontend.text.chat_ids(messages, tools, prompt, **options),
         )
     except ValueError as error:
         raise bad_request(str(error), "messages") from None

@@ -40,7 +40,7 @@ async def tokenize(http: Request) -> dict[str, Any]:
         except ValueError as error:
             raise bad_request(str(error), "prompt") from None
     texts = [frontend.tokenizer.token_text(one) for one in ids] if body.return_token_strs else None
-    return {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, "token_strs": texts}
+    return {"count": len(ids), "max_model_len": state.max_model_len, "tokens": list(ids), "token_strs": texts}
 
 
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))

@@ -1,0 +1,142 @@
+"""A client that goes away takes its request with it, whatever the request was doing (C13, F05)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from api_bodies import chat, wait_for
+
+
+@contextmanager
+def raw_post(server: Any, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """A request on a socket of its own, closed without a word at the end."""
+    url = httpx.URL(server.url)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    with socket.create_connection((url.host, url.port or 80)) as connection:
+        connection.settimeout(20)
+        connection.sendall(head + data)
+        yield connection
+
+
+def aborted(server: Any) -> float:
+    return float(server.metrics()['vllm:request_success_total{finished_reason="abort"}'])
+
+
+def read_until(connection: socket.socket, mark: bytes) -> bytes:
+    data = b""
+    while mark not in data:
+        part = connection.recv(65536)
+        assert part, data
+        data += part
+    return data
+
+
+ENDLESS = chat("6", max_tokens=2000)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("where", ["server", "hooked"])
+def test_while_tokens_come(request: pytest.FixtureRequest, where: str, stream: bool) -> None:
+    """``hooked`` has a decorator middleware around the application."""
+    server = request.getfixturevalue(where)
+    before = server.metrics()
+    with raw_post(server, "/v1/chat/completions", {**ENDLESS, "stream": stream}) as connection:
+        if stream:
+            read_until(connection, b"tock")
+        assert wait_for(lambda: server.metrics()["vllm:num_requests_running"] == 1, 5)
+    assert wait_for(lambda: aborted(server) == before['vllm:request_success_total{finished_reason="abort"}'] + 1, 2)
+    server.wait_idle(2)
+    after = server.metrics()
+    assert after["bireme:kv_blocks_live"] == 0
+    made = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
+    assert 0 < made < 1500
+
+
+def test_several_choices_and_prompts(server: Any) -> None:
+    with raw_post(
+        server, "/v1/completions", {"prompt": ["x6", "xC"], "n": 2, "max_tokens": 1500, "stream": True}
+    ) as one:
+        read_until(one, b"tock")
+        assert wait_for(lambda: server.metrics()["vllm:num_requests_running"] == 4, 5)
+    server.wait_idle(2)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_in_the_prefill(hooked: Any, stream: bool) -> None:
+    """The step under way can't be called back; nothing comes after it."""
+    before = aborted(hooked)
+    with raw_post(hooked, "/v1/chat/completions", {**chat("Z", max_tokens=2000), "stream": stream}):
+        time.sleep(0.5)
+    assert wait_for(lambda: aborted(hooked) == before + 1, 2)
+    hooked.wait_idle(5)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_in_the_queue(start_server: Any, stream: bool) -> None:
+    """One sequence runs at once: the second request waits, goes away, and the third is served."""
+    small = queue_server(start_server)
+    with raw_post(small, "/v1/chat/completions", {**ENDLESS, "stream": True}) as first:
+        read_until(first, b"tock")
+        before = aborted(small)
+        with raw_post(small, "/v1/chat/completions", {**ENDLESS, "stream": stream}):
+            assert wait_for(lambda: small.metrics()["vllm:num_requests_waiting"] == 1, 5)
+        assert wait_for(lambda: aborted(small) == before + 1, 2)
+        assert wait_for(lambda: small.metrics()["vllm:num_requests_waiting"] == 0, 2)
+    answer = small.post("/v1/chat/completions", chat("0")).json()
+    assert answer["choices"][0]["message"]["content"] == " hello there!"
+
+
+_QUEUE: list[Any] = []
+
+
+def queue_server(start_server: Any) -> Any:
+    """One sequence at once, one more may wait."""
+    if not _QUEUE:
+        _QUEUE.append(
+            start_server(
+                "--max-num-seqs", "1", "--max-queue", "1", "--kv-cache-memory", "8MiB", "--cpu-precision", "exact"
+            )
+        )
+        _QUEUE[0].wait_listening()
+        _QUEUE[0].wait_ready()
+    return _QUEUE[0]
+
+
+def test_full_queue_answers_429(start_server: Any) -> None:
+    small = queue_server(start_server)
+    body = {**ENDLESS, "stream": True}
+    with raw_post(small, "/v1/chat/completions", body) as first:
+        read_until(first, b"tock")
+        with raw_post(small, "/v1/chat/completions", body):
+            assert wait_for(lambda: small.metrics()["vllm:num_requests_waiting"] == 1, 5)
+            for stream in (False, True):
+                full = small.post("/v1/chat/completions", {**ENDLESS, "stream": stream})
+                assert full.status_code == 429 and int(full.headers["retry-after"]) >= 1
+                assert full.json()["error"]["type"] == "rate_limit_error"
+    small.wait_idle()
+    assert small.get("/health").status_code == 200
+
+
+def test_aborted_requests_are_in_every_metric(server: Any) -> None:
+    """F05: five streams closed early; totals and per-request sums move alike."""
+    server.wait_idle()
+    before = server.metrics()
+    for _ in range(5):
+        with raw_post(server, "/v1/chat/completions", {**ENDLESS, "stream": True}) as connection:
+            read_until(connection, b"tock")
+    assert wait_for(lambda: aborted(server) == before['vllm:request_success_total{finished_reason="abort"}'] + 5, 3)
+    server.wait_idle()
+    after = server.metrics()
+    moved = {name: after[name] - before.get(name, 0) for name in after}
+    assert moved["vllm:prompt_tokens_total"] == moved["vllm:request_prompt_tokens_sum"] > 0
+    assert moved["vllm:generation_tokens_total"] == moved["vllm:request_generation_tokens_sum"] > 0
+    assert moved["vllm:request_prompt_tokens_count"] == moved["vllm:e2e_request_latency_seconds_count"] == 5
+    assert ": abort; prompt" in server.log

@@ -1,0 +1,123 @@
+"""Errors in OpenAI's shape, names, bodies, ids: what is the same on every endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from api_bodies import chat
+
+
+def check(response: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert error["code"] == code
+    return error
+
+
+def test_unknown_paths_and_methods(server: Any) -> None:
+    check(server.get("/v1/nothing"), 404)
+    check(server.get("/v1/chat/completions"), 405)
+    check(httpx.delete(server.url + "/health"), 405)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b'{"messages": "\xff"}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"temperature": NaN}',
+        b'{"temperature": 1e999}',
+        b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)
+def test_wrong_bodies(server: Any, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        error = check(httpx.post(server.url + path, content=body), 400)
+        assert error["type"] == "invalid_request_error"
+
+
+def test_body_needs_no_content_type_and_nul_is_text(server: Any) -> None:
+    body = b'{"messages":[{"role":"user","content":"\\u0000go 0"}],"temperature":0}'
+    answer = httpx.post(server.url + "/v1/chat/completions", content=body)
+    assert answer.json()["choices"][0]["message"]["content"] == " hello there!"
+
+
+def test_body_over_the_limit_is_refused(server: Any) -> None:
+    size = 33 * 1024 * 1024
+    check(httpx.post(server.url + "/tokenize", content=b"x" * size), 413)
+    pieces = (b"x" * 1024 * 1024 for _ in range(33))
+    check(httpx.post(server.url + "/tokenize", content=pieces), 413)
+
+
+def test_model_names(server: Any) -> None:
+    """B28"""
+    listed = server.get("/v1/models").json()["data"]
+    name = listed[0]["id"]
+    assert name == "scripted" and listed[0]["max_model_len"] == 2048 and listed[0]["object"] == "model"
+    for accepted in (name, name + ".gguf", f"any/{name}", None, ""):
+        response = server.post("/v1/chat/completions", chat("0", model=accepted))
+        if accepted == f"any/{name}":
+            error = check(response, 404, "model_not_found")
+            assert error["param"] == "model" and name in error["message"]
+        else:
+            assert response.json()["model"] == name
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        check(server.post(path, {"model": "no-such"}), 404, "model_not_found")
+    assert server.get(f"/v1/models/{name}").json()["id"] == name
+    check(server.get("/v1/models/org/no-such"), 404, "model_not_found")
+
+
+def test_request_ids(server: Any) -> None:
+    given = server.post("/v1/chat/completions", chat("0"), **{"X-Request-Id": "trace-42"})
+    assert given.headers["x-request-id"] == "trace-42"
+    assert "request trace-42-" in server.log
+    made = server.get("/health").headers["x-request-id"]
+    assert made and made != server.get("/health").headers["x-request-id"]
+    odd = server.get("/health", **{"X-Request-Id": "a b\t" + "x" * 500})
+    assert odd.headers["x-request-id"] != "a b\t" + "x" * 500
+    assert check(server.get("/nope", **{"X-Request-Id": "e1"}), 404) and True
+
+
+def test_prompts_never_reach_the_log(server: Any) -> None:
+    body = chat("0")
+    body["messages"].insert(0, {"role": "system", "content": "xyzzy-secret"})
+    server.post("/v1/chat/completions", body)
+    server.post("/v1/chat/completions", {**body, "temperature": -1})
+    server.post("/v1/completions", {"prompt": "xyzzy-secret", "stream": True})
+    assert "xyzzy" not in server.log and "hello there" not in server.log
+
+
+def test_preflight_from_any_page(server: Any) -> None:
+    """B29, without keys; with keys in test_server_options."""
+    asked = {"Origin": "http://ui.example", "Access-Control-Request-Method": "POST"}
+    answer = httpx.options(server.url + "/v1/chat/completions", headers=asked)
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
+    refused = httpx.post(server.url + "/v1/completions", content=b"{", headers={"Origin": "http://ui.example"})
+    assert refused.headers["access-control-allow-origin"] == "*"  # else the page can't read the error
+
+
+def test_openapi_describes_the_bodies(server: Any) -> None:
+    document = server.get("/openapi.json").json()
+    operation = document["paths"]["/v1/chat/completions"]["post"]
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schema = document["components"]["schemas"][reference.rsplit("/", 1)[-1]]
+    assert {"messages", "max_completion_tokens", "temperature"} <= set(schema["properties"])
+
+
+def test_probes(server: Any) -> None:
+    assert server.get("/health").json() == {"status": "ok"}
+    assert httpx.head(server.url + "/health").status_code == 200
+    assert httpx.head(server.url + "/metrics").status_code == 200
+    assert httpx.head(server.url + "/").status_code == 200
+    from bireme import __version__
+
+    assert server.get("/version").json() == {"version": __version__}

@@ -1,0 +1,222 @@
+"""Start, failure and end of a server: ports, loading, crashes, signals (kinds B and F)."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+import scripted
+from api_bodies import chat, events, wait_for
+
+BIREME = (sys.executable, "-m", "bireme.server.cli")
+
+
+def port_of(url: str) -> int:
+    return httpx.URL(url).port or 80
+
+
+def test_taken_port_is_found_before_loading(server: Any) -> None:
+    """F02: one line that names the port, before anything is read."""
+    port = str(port_of(server.url))
+    started = time.monotonic()
+    second = subprocess.run(
+        [*BIREME, "serve", "/no/such/model", "--port", port], capture_output=True, text=True, timeout=30
+    )
+    assert second.returncode == 1 and time.monotonic() - started < 5
+    assert second.stderr.count("\n") == 1 and f"port {port}" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["/no/such/model"], "/no/such/model"),
+        (["MODEL", "--device", "cuda"], "cuda"),
+        (["MODEL", "--kv-cache-memory", "lots"], "lots"),
+        (["MODEL", "--max-num-seqs", "0"], "max_num_seqs"),
+        (["MODEL", "--host", "256.0.0.1"], "256.0.0.1"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_line(options: list[str], words: str) -> None:
+    command = [*BIREME, "serve", "--port", "0", *(str(scripted.SCRIPTED) if one == "MODEL" else one for one in options)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("Listening")]
+    assert ended.returncode == 1 and len(lines) == 1 and words in lines[0] and lines[0].startswith("bireme: ")
+
+
+def test_not_ready_before_it_is(start_server: Any) -> None:
+    """F03: while the model loads, everything answers, and says so."""
+    server = start_server(hook={"load_s": 2})
+    server.wait_listening()
+    health = server.get("/health")
+    assert health.status_code == 503 and health.json()["status"] == "loading"
+    for response in (server.post("/v1/chat/completions", chat("0")), server.get("/v1/models")):
+        assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["code"] == "loading"
+    assert server.get("/version").status_code == 200 and server.get("/metrics").status_code == 200
+    server.wait_ready()
+    assert server.get("/health").json() == {"status": "ok"}
+    assert server.post("/v1/chat/completions", chat("0")).status_code == 200
+    summary = server.log
+    for words in ("quantisation", "device", "weights", "KV cache", "conversations at 2,048 tokens", "max_num_seqs=64"):
+        assert words in summary
+    assert server.stop() == 0
+
+
+def test_stop_while_loading(start_server: Any) -> None:
+    server = start_server(hook={"load_s": 60})
+    server.wait_listening()
+    engine = wait_for(lambda: psutil.Process(server.process.pid).children(), 10)
+    assert server.stop(signal.SIGINT, timeout=5) == 0
+    assert wait_for(lambda: not engine[0].is_running(), 2)
+
+
+def test_engine_killed_in_a_stream(hooked: Any) -> None:
+    """B13: an error event, no finish, no DONE; health red, then a new engine that answers."""
+    engine = hooked.engine()
+    with hooked.client() as client, client.stream("POST", "/v1/chat/completions", json=chat("6", stream=True)) as one:
+        lines = one.iter_lines()
+        for line in lines:
+            if "tock" in line:
+                break
+        engine.kill()
+        rest = [line for line in lines if line]
+    assert '"code":"engine_died"' in rest[-1] and rest[-1].startswith("data: {")
+    assert not any("[DONE]" in line or '"finish_reason":"' in line for line in rest)
+    assert wait_for(lambda: hooked.get("/health").status_code == 200, 30)
+    assert hooked.post("/v1/chat/completions", chat("0")).json()["choices"][0]["finish_reason"] == "stop"
+    assert hooked.engine().pid != engine.pid
+    assert "signal 9" in hooked.log and "engine restart 1 of" in hooked.log
+
+
+def test_engine_that_fails_a_step(hooked: Any) -> None:
+    """The same from within: whole answers get 500, openai's client raises, the next engine serves."""
+    hooked.wait_idle()
+    answer = hooked.post("/v1/chat/completions", chat("K"))
+    assert answer.status_code == 500 and answer.json()["error"]["type"] == "internal_error"
+    assert wait_for(lambda: hooked.get("/health").status_code == 200, 30)
+    with openai.OpenAI(base_url=hooked.url + "/v1", api_key="none", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model="scripted", messages=[{"role": "user", "content": "go K"}], temperature=0, stream=True
+        )
+        with pytest.raises(openai.APIError):
+            list(stream)
+    assert wait_for(lambda: hooked.get("/health").status_code == 200, 30)
+
+
+def test_nan_ends_its_own_request_alone(hooked: Any) -> None:
+    """C20"""
+    with hooked.client() as client, client.stream("POST", "/v1/chat/completions", json=chat("6", stream=True)) as good:
+        lines = good.iter_lines()
+        assert any("tock" in line for line in lines)
+        bad = hooked.post("/v1/chat/completions", chat("N"))
+        assert bad.status_code == 500
+        streamed = events(hooked.post("/v1/chat/completions", chat("N", stream=True)))
+        assert "error" in streamed[-1]
+        assert any("tock" in line for line in lines)
+    hooked.wait_idle()
+
+
+def test_silence_is_broken_by_comments(hooked: Any) -> None:
+    """B40: headers at once, comments through a long prefill, then the answer; openai's client does not mind."""
+    started = time.monotonic()
+    body = chat("Z", stream=True, max_tokens=4)
+    with hooked.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as one:
+        assert time.monotonic() - started < 1
+        raw = "".join(one.iter_text())
+    assert raw.count(": keep-alive\n\n") >= 3
+    assert raw.index(": keep-alive") < raw.index('"content":"') or '"finish_reason":"' in raw
+    assert raw.endswith("data: [DONE]\n\n")
+
+
+def test_stalled_engine_turns_health_red(start_server: Any) -> None:
+    server = start_server(hook={"watchdog_s": 1.0})
+    server.wait_listening()
+    server.wait_ready()
+    with server.client(timeout=0.5) as client, pytest.raises(httpx.TimeoutException):
+        client.post("/v1/chat/completions", json=chat("W"))
+    with server.client() as client, client.stream("POST", "/v1/chat/completions", json=chat("0", stream=True)) as one:
+        assert wait_for(lambda: server.get("/health").json()["status"] == "stalled", 5)
+        assert server.get("/health").status_code == 503
+        assert one.status_code == 200
+    assert "engine stalled" in server.log
+    server.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_drains_and_exits(start_server: Any, number: int) -> None:
+    """F01: running requests get their grace, new ones are refused, idle connections hold nothing up."""
+    server = start_server(hook={"grace": 1.0})
+    server.wait_listening()
+    server.wait_ready()
+    engine = server.engine()
+    with server.client() as client, socket.create_connection(("127.0.0.1", port_of(server.url))) as idle:
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        with client.stream("POST", "/v1/chat/completions", json=chat("6", stream=True)) as one:
+            lines = one.iter_lines()
+            assert any("tock" in line for line in lines)
+            started = time.monotonic()
+            server.process.send_signal(number)
+            assert wait_for(lambda: server.get("/health").json()["status"] == "draining", 1)
+            refused = server.post("/v1/chat/completions", chat("0"))
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+            rest = [line for line in lines if line]
+        assert '"code":"shutting_down"' in rest[-1] and not any("[DONE]" in line for line in rest)
+    assert server.process.wait(10) == 0
+    assert time.monotonic() - started < 1.0 + 4
+    assert wait_for(lambda: not engine.is_running(), 2)
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port_of(server.url)))
+
+
+def test_second_signal_exits_at_once_and_short_answers_finish(start_server: Any) -> None:
+    server = start_server(hook={"grace": 60.0})
+    server.wait_listening()
+    server.wait_ready()
+    engine = server.engine()
+    with server.client() as client, client.stream("POST", "/v1/chat/completions", json=chat("6", stream=True)) as one:
+        lines = one.iter_lines()
+        assert any("tock" in line for line in lines)
+        server.process.send_signal(signal.SIGINT)
+        assert wait_for(lambda: server.get("/health").json()["status"] == "draining", 2)
+        assert any("tock" in line for line in lines)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(2) == 130
+    assert wait_for(lambda: not engine.is_running(), 2)
+
+
+def test_killed_server_leaves_nothing_behind(start_server: Any) -> None:
+    """F10: with open connections, again and again on one port; the engine goes with its server."""
+    port = 0
+    for _ in range(3):
+        server = start_server("--port", str(port), "--cpu-precision", "exact")
+        server.wait_listening()
+        port = port_of(server.url)
+        engine = wait_for(lambda process=server.process: psutil.Process(process.pid).children(), 10)[0]
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert connection.recv(100)
+            server.process.kill()
+            server.process.wait(5)
+            assert wait_for(lambda engine=engine: not engine.is_running(), 3)
+
+
+def test_engine_that_always_dies_ends_the_server(start_server: Any) -> None:
+    """Restarts are bounded: in the end a supervisor hears of it by the exit code."""
+    server = start_server(hook={"max_restarts": 1, "restart_delay": 0.05})
+    server.wait_listening()
+    server.wait_ready()
+    server.engine().kill()
+    assert wait_for(lambda: "engine restart 1 of 1" in server.log, 5)
+    assert wait_for(lambda: server.get("/health").status_code == 200, 30)
+    server.engine().kill()
+    assert server.process.wait(20) == 1
+    assert "died 2 times in a row" in server.log

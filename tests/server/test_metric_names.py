@@ -1,0 +1,49 @@
+"""Documented metric names are the exported ones (F06), and they say what they should (C12)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from api_bodies import chat
+from prometheus_client.parser import text_string_to_metric_families
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_documented_names_are_the_exported_ones(server: Any) -> None:
+    rows = re.findall(r"^\| `((?:vllm|bireme):\w+)` \| (\w+) \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    exported = {}
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        exported[family.name + ("_total" if family.type == "counter" else "")] = family.type
+        assert family.type != "counter" or all(sample.name.endswith("_total") for sample in family.samples)
+        for sample in family.samples:
+            assert set(sample.labels) <= {"model_name", "finished_reason", "le"}
+    assert dict(rows) == exported and len(rows) == len(exported)
+
+
+def test_cached_blocks_are_no_leak(server: Any) -> None:
+    """C12: after distinct prompts nothing is live; cached, free and live make up the pool."""
+    server.wait_idle()
+    before = server.metrics()
+    for number in range(12):
+        body = chat("0")
+        body["messages"].insert(0, {"role": "system", "content": f"{number} is the number of this prompt " * 3})
+        server.post("/v1/chat/completions", body)
+    server.wait_idle()
+    now = server.metrics()
+    parts = [now[f"bireme:kv_blocks_{kind}"] for kind in ("live", "cached", "free")]
+    assert parts[0] == 0 and sum(parts) == now["bireme:kv_blocks"]
+    assert parts[1] > before["bireme:kv_blocks_cached"]
+    assert now["vllm:kv_cache_usage_perc"] == 0
+    assert now["vllm:request_queue_time_seconds_count"] - before["vllm:request_queue_time_seconds_count"] == 12
+    cached = now["vllm:prefix_cache_hits_total"] - before["vllm:prefix_cache_hits_total"]
+    asked = now["vllm:prefix_cache_queries_total"] - before["vllm:prefix_cache_queries_total"]
+    assert asked == now["vllm:prompt_tokens_total"] - before["vllm:prompt_tokens_total"]
+    assert 0 < cached < asked
+
+
+def test_statistics_line_while_busy(hooked: Any) -> None:
+    hooked.post("/v1/chat/completions", chat("6", max_tokens=1500))
+    assert re.search(r"running \d+, waiting 0, in [\d.]+ tok/s, out [\d.]+ tok/s, KV [\d.]+%, prefix hits", hooked.log)

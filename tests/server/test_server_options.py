@@ -1,0 +1,174 @@
+"""Every option of ``bireme serve`` reaches what it is for (F08), and the command line itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx
+import pytest
+import typer.main
+from api_bodies import chat
+
+from bireme import __version__
+from bireme.core.config import EngineConfig
+from bireme.server.cli import app
+from bireme.server.settings import ServerSettings
+
+#: option -> (value given, where /server_info shows it, value expected there)
+WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
+    "--block-size": (["--block-size", "32"], ("engine", "block_size"), 32),
+    "--max-num-seqs": (["--max-num-seqs", "7"], ("engine", "max_num_seqs"), 7),
+    "--max-num-batched-tokens": (["--max-num-batched-tokens", "96"], ("engine", "max_num_batched_tokens"), 96),
+    "--max-model-len": (["--max-model-len", "300"], ("engine", "max_model_len"), 300),
+    "--kv-cache-memory": (["--kv-cache-memory", "4MiB"], ("engine", "kv_cache_memory"), 4 * 2**20),
+    "--max-stall-ms": (["--max-stall-ms", "75"], ("engine", "max_stall_ms"), 75.0),
+    "--max-queue": (["--max-queue", "9"], ("engine", "max_queue"), 9),
+    "--enable-prefix-caching": (["--no-enable-prefix-caching"], ("engine", "enable_prefix_caching"), False),
+    "--watchdog-s": (["--watchdog-s", "33"], ("engine", "watchdog_s"), 33.0),
+    "--device": (["--device", "cpu"], ("backend", "device"), "cpu"),
+    "--cpu-precision": (["--cpu-precision", "exact"], ("options", "cpu_precision"), "exact"),
+    "--threads": (["--threads", "1"], ("options", "threads"), 1),
+    "--served-model-name": (
+        ["--served-model-name", "one", "--served-model-name", "org/two"],
+        ("server", "served_model_names"),
+        ["one", "org/two"],
+    ),
+    "--generation-defaults": (["--no-generation-defaults"], ("server", "generation_defaults"), {}),
+    "--api-key": (["--api-key", "k1", "--api-key", "k2"], ("server", "api_key"), True),
+    "--grace": (["--grace", "2.5"], ("server", "grace"), 2.5),
+}
+KEY = {"Authorization": "Bearer k2"}
+
+
+@pytest.fixture(scope="module")
+def walked(start_server: Any) -> Any:
+    server = start_server(*(word for given, _, _ in WALK.values() for word in given))
+    server.wait_listening()
+    server.wait_ready()
+    return server
+
+
+def options() -> dict[str, Any]:
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    return {option.opts[0]: option for option in command.params if option.opts[0].startswith("--")}
+
+
+def test_every_option_is_walked() -> None:
+    elsewhere = {"--host", "--port", "--log-level"}  # in every other test's server, or in the log below
+    assert set(options()) - elsewhere == set(WALK)
+
+
+@pytest.mark.parametrize("option", WALK)
+def test_option_reaches_the_engine(walked: Any, option: str) -> None:
+    _, (part, name), expected = WALK[option]
+    info = walked.get("/server_info", **KEY).json()
+    assert info[part][name] == expected
+    if part == "engine":
+        assert getattr(EngineConfig(), name) != expected
+
+
+def test_effects_are_real(walked: Any) -> None:
+    """Not only echoed: no prefix is reused, the context is 300, the pool is small, the arithmetic exact."""
+    for _ in range(2):
+        body = chat("0", model="two")
+        body["messages"].insert(0, {"role": "system", "content": "again " * 30})
+        usage = walked.post("/v1/chat/completions", body, **KEY).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    long = walked.post("/v1/completions", {"prompt": [120] * 300}, **KEY).json()["error"]
+    assert "maximum context length is 300 tokens" in long["message"]
+    backend = walked.get("/server_info", **KEY).json()["backend"]
+    assert backend["num_blocks"] * 32 * backend["kv_bytes_per_token"] <= 4 * 2**20
+    assert backend["block_size"] == 32 and "int8" not in backend["quantization"]
+    for words in (
+        "max_num_seqs=7",
+        "max_queue=9",
+        "enable_prefix_caching=False",
+        "the model's generation defaults are off",
+    ):
+        assert words in walked.log
+
+
+def test_keys(walked: Any) -> None:
+    """B29: asked for on everything but probes and preflights."""
+    for path, headers in (
+        ("/v1/models", {}),
+        ("/v1/models", {"Authorization": "Bearer k3"}),
+        ("/v1/models", {"Authorization": "k1"}),
+        ("/v1/models", {"Authorization": "Bearer "}),
+        ("/server_info", {}),
+    ):
+        refused = walked.get(path, **headers)
+        assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
+    for headers in ({"Authorization": "Bearer k1"}, {"authorization": "bearer k2"}, {"x-api-key": "k1"}):
+        assert walked.get("/v1/models", **headers).status_code == 200
+    assert walked.post("/v1/chat/completions", chat("0")).status_code == 401
+    assert walked.get("/health").status_code == walked.get("/metrics").status_code == 200
+    asked = {
+        "Origin": "http://ui.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type",
+    }
+    preflight = httpx.options(walked.url + "/v1/chat/completions", headers=asked)
+    assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == "*"
+    assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    refused = httpx.post(walked.url + "/v1/chat/completions", json={}, headers={"Origin": "http://ui.example"})
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "*"
+
+
+def test_names(walked: Any) -> None:
+    """B28: each served name, and its last part; the file's own name is not served once names are given."""
+    for name, served in (("one", "one"), ("org/two", "org/two"), ("two", "org/two"), (None, "one")):
+        answer = walked.post("/v1/chat/completions", chat("0", model=name), **KEY)
+        assert answer.json()["model"] == served
+    assert walked.post("/v1/chat/completions", chat("0", model="scripted"), **KEY).status_code == 404
+    assert [card["id"] for card in walked.get("/v1/models", **KEY).json()["data"]] == ["one", "org/two"]
+
+
+def test_defaults_stand_in_one_place() -> None:
+    """The command line's defaults are the records' own."""
+    settings = ServerSettings.__dataclass_fields__
+    found = options()
+    for field in EngineConfig.__dataclass_fields__:
+        default = found["--" + field.replace("_", "-")].default
+        assert default == getattr(EngineConfig(), field)
+    for name in ("host", "port", "grace", "generation_defaults", "log_level"):
+        assert found["--" + name.replace("_", "-")].default == settings[name].default
+
+
+def test_help_is_light_and_quick() -> None:
+    probe = (
+        "import sys; from bireme.server.cli import main; sys.argv = ['bireme', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'mlx', 'transformers', 'numpy', 'fastapi', 'zmq', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=30)
+    assert shown.returncode == 0, shown.stderr
+    assert "serve" in shown.stdout
+    used = []
+    for _ in range(3):
+        started = time.perf_counter()
+        version = subprocess.run(
+            [sys.executable, "-m", "bireme.server.cli", "--version"], capture_output=True, text=True
+        )
+        used.append(time.perf_counter() - started)
+        assert version.stdout == f"bireme {__version__}\n"
+    assert min(used) < 2  # half a second on an idle machine; a heavy import takes far longer than this bound
+
+
+def test_help_of_serve_names_every_option() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "bireme.server.cli", "serve", "--help"],
+        capture_output=True,
+        text=True,
+        env={"COLUMNS": "200", "PATH": "", "NO_COLOR": "1", "TERM": "dumb"},
+    ).stdout
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    for option in options():
+        assert option in plain
