@@ -89,7 +89,7 @@ class LLM:
         answer; they are not part of its text unless ``include_stop``.
 
         Raises:
-            RequestRejectedError: a prompt that can never fit; nothing is generated then.
+            RequestRejectedError: a prompt that can never fit; the others are given up with it.
             ValueError: lists that don't match, an id outside the vocabulary.
         """
         many = _prompts(prompts)
@@ -144,7 +144,7 @@ class LLM:
         each = self._each_params(params, len(prompts))
         jobs = [
             _Job(
-                Request(f"llm-{next(self._numbers)}", ids, one),
+                Request(f"llm-{next(self._numbers)}", ids, one, arrival_time=self._engine.clock()),
                 RequestOutput(text, ids, [CompletionOutput(index) for index in range(one.n)]),
                 [self._text.output(stops, include_stop) for _ in range(one.n)],
             )
@@ -252,16 +252,16 @@ def _split_options(options: Mapping[str, Any], *kinds: type) -> list[dict[str, A
 @contextmanager
 def _bar(title: str, shown: bool, unit: str) -> Iterator[Any]:
     """A progress bar on standard error, fed (done, in all); gone when it is done."""
-    if not shown:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
         yield lambda done, total: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     column = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    bar = Progress(
-        "{task.description}", BarColumn(), column, TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    )
+    bar = Progress("{task.description}", BarColumn(), column, TimeRemainingColumn(), console=console, transient=True)
     with bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
