@@ -1,8 +1,9 @@
 """Models whose greedy answer is fixed by the last character of the prompt, in the files of tests/data/scripted.
 
-``scripted.gguf`` (byte-level BPE): a chat with one user message ``go 4``, or a raw prompt ``x4``, at temperature 0 gives
-trigger ``4`` of ``TRIGGERS``. ``scripted_spm.gguf`` (SentencePiece with byte fallback): raw prompts such as ``a0`` only,
-``SPM_TRIGGERS``. Variants with another chat template or pre-tokenizer name are derived from ``scripted.gguf`` on demand.
+``scripted.gguf`` (byte-level BPE): a chat with one user message ``go 4``, or a raw prompt ``x4``, at temperature 0
+gives trigger ``4`` of ``TRIGGERS``. ``scripted_spm.gguf`` (SentencePiece with byte fallback): raw prompts such as
+``a0`` only, ``SPM_TRIGGERS``. Variants with another chat template or pre-tokenizer name are derived from
+``scripted.gguf`` on demand.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         _TEMPLATE: "{{ '<|im_start|>system\nToday is ' + strftime_now('%d %B %Y') + '<|im_end|>\n' }}" + CHATML
     },
     "template_raises_on_system": {
-        _TEMPLATE: "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-        + CHATML
+        _TEMPLATE: "{% if messages[0]['role'] == 'system' %}"
+        "{{ raise_exception('System role not supported') }}{% endif %}" + CHATML
     },
     "template_alternates": {
         _TEMPLATE: "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
