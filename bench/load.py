@@ -2,8 +2,8 @@
 
 What the numbers mean:
 
-* TTFT runs from the moment a request was meant to start to its first non-empty text; reasoning and tool calls count, role
-  chunks and comments do not. In an open loop that is the scheduled moment, so a stall counts for all who waited in it.
+* TTFT runs from the moment a request was meant to start to its first non-empty text; reasoning and tool calls count,
+  role chunks and comments do not. In an open loop it is the scheduled moment: a stall counts for all who waited.
 * Tokens are the server's own ``usage``; without it chunks are counted and the report says so.
 * Only requests that ended well give samples. Failures are counted by kind and never retried.
 """

@@ -1,0 +1,241 @@
+"""Our server beside llama.cpp's on the same machine, model, prompts and load: ``make bench-peers``.
+
+Both run in one session, each in its own processes; while one is measured the others are stopped, so that they share no
+core. Phases alternate, and each phase's prompts are new to every server. Requests go to /v1/completions as token ids,
+greedy, with a fixed number of tokens out, in a closed loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..models.hub import resolve
+from .load import Prompt, Report, closed_loop
+from .machine import describe, line
+from .requantise import requantised
+from .servers import Server, start_bireme, start_llama
+from .text import PromptMaker, load_tokenizer
+
+OURS, LLAMA, LLAMA_Q4_0 = "bireme", "llama.cpp", "llama.cpp Q4_0"
+REQUESTS = {1: 6, 4: 16, 8: 24, 16: 32}  # per phase and round; others: twice the concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One load, put on each server in turn."""
+
+    name: str
+    concurrency: int
+    prompts: tuple[Prompt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one server gave in one phase."""
+
+    phase: str
+    concurrency: int
+    round: int
+    server: str
+    report: Report
+
+
+def main() -> int:
+    asked = _parser().parse_args()
+    model = resolve(asked.model)
+    maker = PromptMaker(load_tokenizer(model))
+    machine = describe()
+    rounds = [_phases(maker, asked) for _ in range(asked.rounds)]
+    servers = _start(model, asked)
+    try:
+        measured = [row for number, phases in enumerate(rounds) for row in _round(number, phases, servers, maker)]
+        memory = {server.label: server.memory() for server in servers}
+    finally:
+        for server in servers:
+            server.stop()
+    commands = {server.label: " ".join(server.command[1:]) for server in servers}
+    print(markdown(machine, measured, memory, asked))
+    if asked.json:
+        found = {"machine": machine, "commands": commands, "memory_bytes": memory, "options": vars(asked)}
+        rows = [asdict(row) for row in measured]
+        Path(asked.json).write_text(json.dumps(found | {"measured": rows}, indent=1, default=str), encoding="utf-8")
+    failed = [f"{row.server}, {row.phase}: {row.report.failed_line()}" for row in measured if row.report.failures]
+    print("\n".join(failed), file=sys.stderr)
+    return bool(failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bireme.bench.peers", description=__doc__)
+    parser.add_argument("--model", default="demo", help="as for `bireme serve`; llama.cpp needs a GGUF file")
+    parser.add_argument("--device", default="cpu", help="our device; llama.cpp runs on the CPU")
+    parser.add_argument("--threads", type=int, default=_cores(), help="of each server (default: the cores)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--prompt-tokens", type=int, default=200)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--prefix-tokens", type=int, default=1000, help="of the shared prefix; 0: leave that table out")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--peers", nargs="*", choices=[LLAMA, LLAMA_Q4_0], default=[LLAMA, LLAMA_Q4_0])
+    parser.add_argument("--json", help="also write everything measured to this file")
+    return parser
+
+
+def _cores() -> int:
+    from ..backends.select import usable_cores
+
+    return usable_cores()
+
+
+def _phases(maker: PromptMaker, asked: argparse.Namespace) -> list[Phase]:
+    """New prompts for one round."""
+    phases = []
+    for concurrency in asked.concurrency:
+        count = REQUESTS.get(concurrency, 2 * concurrency)
+        prompts = [maker.distinct(asked.prompt_tokens) for _ in range(count)]
+        phases.append(_phase("distinct", concurrency, prompts, asked))
+    if asked.prefix_tokens:
+        phases.append(_phase("shared", 8, maker.shared(asked.prefix_tokens, 30, 24), asked))
+    return phases
+
+
+def _phase(name: str, concurrency: int, prompts: Sequence[tuple[int, ...]], asked: argparse.Namespace) -> Phase:
+    return Phase(name, concurrency, tuple(Prompt(ids, asked.output_tokens) for ids in prompts))
+
+
+def _start(model: Path, asked: argparse.Namespace) -> list[Server]:
+    parallel = max([*asked.concurrency, 8])
+    longest = max(asked.prompt_tokens, asked.prefix_tokens + 30) + asked.output_tokens
+    context = -(-longest // 256) * 256
+    servers = []
+    starts = {
+        OURS: lambda: start_bireme(OURS, model, device=asked.device, threads=asked.threads, parallel=parallel),
+        LLAMA: lambda: start_llama(LLAMA, model, threads=asked.threads, parallel=parallel, context=context),
+        LLAMA_Q4_0: lambda: start_llama(
+            LLAMA_Q4_0, requantised(model), threads=asked.threads, parallel=parallel, context=context
+        ),
+    }
+    try:
+        for label in [OURS, *asked.peers]:
+            servers.append(starts[label]())
+            with servers[-1].awake():
+                _say(f"{label} is up")
+    except BaseException:
+        for server in servers:
+            server.stop()
+        raise
+    return servers
+
+
+def _round(number: int, phases: Sequence[Phase], servers: Sequence[Server], maker: PromptMaker) -> list[Measured]:
+    """Every phase on every server; the order turns around from phase to phase."""
+    measured = []
+    for turn, phase in enumerate(phases):
+        for server in servers if (turn + number) % 2 == 0 else servers[::-1]:
+            with server.awake() as target:
+                warm = [Prompt(maker.distinct(40), 4)] * min(2, phase.concurrency)
+                asyncio.run(closed_loop(target, warm, len(warm)))
+                report = asyncio.run(closed_loop(target, phase.prompts, phase.concurrency))
+            measured.append(Measured(phase.name, phase.concurrency, number, server.label, report))
+            _say(
+                f"round {number + 1}, {phase.name}, {phase.concurrency} at once, {server.label}: "
+                f"{report.output_tokens_per_second:.1f} tok/s, TTFT p50 {_seconds(report.ttft['p50'])}"
+                f"{' ' + report.failed_line() if report.failures else ''}"
+            )
+    return measured
+
+
+def markdown(
+    machine: dict[str, Any], measured: Sequence[Measured], memory: dict[str, int], asked: argparse.Namespace
+) -> str:
+    """The tables, with what they were measured on."""
+    parts = [line(machine), ""]
+    titles = {
+        "distinct": f"{asked.prompt_tokens}-token prompts that share nothing, {asked.output_tokens} tokens out",
+        "shared": f"a shared prefix of {asked.prefix_tokens} tokens and 30 of each request's own, "
+        f"{asked.output_tokens} tokens out",
+    }
+    for phase, title in titles.items():
+        rows = [row for row in measured if row.phase == phase]
+        if rows:
+            parts += [
+                f"**{title}** (closed loop; {asked.rounds} rounds, the middle of each figure)",
+                "",
+                _table(rows),
+                "",
+            ]
+    used = ", ".join(f"{label} {size / 2**20:.0f} MiB" for label, size in memory.items())
+    return "\n".join([*parts, f"Resident memory at the end: {used}."])
+
+
+def _table(rows: Sequence[Measured]) -> str:
+    head = "| at once | server | tok/s out | ours / its | TTFT p50 | TTFT p95 | its / ours p50, p95 | TPOT p50 |"
+    lines = [head + " failed | prompt tokens cached |", "|" + "---|" * 10]
+    for concurrency in sorted({row.concurrency for row in rows}):
+        group = [row for row in rows if row.concurrency == concurrency]
+        ours = _middle([row.report for row in group if row.server == OURS])
+        for label in dict.fromkeys(row.server for row in sorted(group, key=lambda row: row.server)):
+            reports = [row.report for row in group if row.server == label]
+            lines.append(_row(concurrency, label, _middle(reports), ours, reports))
+    return "\n".join(lines)
+
+
+def _middle(reports: Sequence[Report]) -> dict[str, float | None]:
+    """Each figure's median over the rounds (the lower of two middle ones)."""
+    figures = {
+        "rate": [report.output_tokens_per_second for report in reports],
+        "ttft50": [report.ttft["p50"] for report in reports],
+        "ttft95": [report.ttft["p95"] for report in reports],
+        "tpot50": [report.tpot["p50"] for report in reports],
+    }
+    found: dict[str, float | None] = {}
+    for name, values in figures.items():
+        known = sorted(value for value in values if value is not None)
+        found[name] = known[(len(known) - 1) // 2] if known else None
+    return found
+
+
+def _row(
+    concurrency: int,
+    label: str,
+    its: dict[str, float | None],
+    ours: dict[str, float | None],
+    reports: Sequence[Report],
+) -> str:
+    cells = [
+        str(concurrency),
+        label,
+        f"{its['rate'] or 0:.1f}",
+        "" if label == OURS else _ratio(ours["rate"], its["rate"]),
+    ]
+    cells += [_seconds(its["ttft50"]), _seconds(its["ttft95"])]
+    both = ", ".join(_ratio(its[name], ours[name]) for name in ("ttft50", "ttft95"))
+    cells += ["" if label == OURS else both]
+    cells += ["n/a" if its["tpot50"] is None else f"{its['tpot50'] * 1000:.0f} ms"]
+    failed = sum(report.requests - report.good for report in reports)
+    prompt, cached = (sum(getattr(r, name) for r in reports) for name in ("prompt_tokens", "cached_tokens"))
+    cells += [str(failed), f"{cached / prompt:.0%}" if prompt else "n/a"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _ratio(a: float | None, b: float | None) -> str:
+    return f"{a / b:.2f}" if a and b else "n/a"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.0f} ms"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
