@@ -14,6 +14,8 @@ import numpy as np
 _DECAY = 0.1  # weight of a new step in its bucket's mean: about the last ten of a size count
 _CLIP = 2.0  # a step counts as no more than so many times (or parts) of its bucket's mean: hiccups pass
 _REFIT_EVERY = 16
+_HALF_LIFE = 256  # observations until a bucket that saw nothing new counts half
+_LEAST = 0.02  # the least it ever counts: old news of a size is better than none
 _SETTLED = 3  # steps in a bucket before its mean is trusted to clip others
 
 
@@ -24,9 +26,11 @@ class _Bucket:
     tokens: float
     pairs: float
     seconds: float
+    seen: int  # the observation that last came here
     count: int = 1
 
-    def add(self, tokens: int, pairs: int, seconds: float) -> None:
+    def add(self, tokens: int, pairs: int, seconds: float, now: int) -> None:
+        self.seen = now
         if self.count >= _SETTLED:
             seconds = min(max(seconds, self.seconds / _CLIP), self.seconds * _CLIP)
         elif seconds < self.seconds / _CLIP:  # the first ones carry warm-up: believe the faster
@@ -49,19 +53,21 @@ class CostModel:
         self.per_token = seconds_per_token  # cautious until measured
         self.per_pair = 0.0
         self._buckets: dict[tuple[int, int], _Bucket] = {}
+        self._now = 0  # observations so far
         self._since_fit = 0
 
     def observe(self, tokens: int, pairs: int, seconds: float) -> None:
         """A step of this size took so long on the device."""
         if tokens < 1 or not 0.0 <= seconds < float("inf"):
             return
+        self._now += 1
         key = (tokens.bit_length(), pairs.bit_length())
         bucket = self._buckets.get(key)
         if bucket is None:
-            self._buckets[key] = _Bucket(tokens, pairs, seconds)
+            self._buckets[key] = _Bucket(tokens, pairs, seconds, self._now)
             self._since_fit = _REFIT_EVERY  # a new size is news
         else:
-            bucket.add(tokens, pairs, seconds)
+            bucket.add(tokens, pairs, seconds, self._now)
         self._since_fit += 1
         if self._since_fit >= _REFIT_EVERY:
             self._fit()
@@ -86,8 +92,11 @@ class CostModel:
 
     def _fit(self) -> None:
         """Least squares of the relative error over the buckets, dropping terms that come out negative."""
-        rows = np.array([(1.0, b.tokens, b.pairs) for b in self._buckets.values() if b.seconds > 0])
-        times = np.array([b.seconds for b in self._buckets.values() if b.seconds > 0])
+        buckets = [bucket for bucket in self._buckets.values() if bucket.seconds > 0]
+        rows = np.array([(1.0, b.tokens, b.pairs) for b in buckets])
+        times = np.array([b.seconds for b in buckets])
+        ages = np.array([self._now - b.seen for b in buckets])
+        trust = np.sqrt(np.maximum(_LEAST, 0.5 ** (ages / _HALF_LIFE)))
         if len(times) == 0:
             return
         if len(times) == 1:  # one size seen: all of it may be per token, which is the cautious reading
@@ -96,8 +105,8 @@ class CostModel:
         for columns in ([0, 1, 2], [0, 1], [1, 2], [1]):
             if len(columns) > len(times):
                 continue
-            scaled = rows[:, columns] / times[:, None]
-            found = np.linalg.lstsq(scaled, np.ones(len(times)), rcond=1e-9)[0]
+            scaled = rows[:, columns] * (trust / times)[:, None]
+            found = np.linalg.lstsq(scaled, trust, rcond=1e-9)[0]
             if (found >= 0).all():
                 values = dict(zip(columns, found.tolist(), strict=True))
                 self.base, self.per_token, self.per_pair = (values.get(column, 0.0) for column in range(3))

@@ -175,7 +175,9 @@ class Scheduler:
         return True
 
     def _headroom(self, seq: Sequence) -> int:
-        """Blocks to leave for those running: one each, more for who was preempted before, none beyond their need."""
+        """Blocks to leave for those running: one for every four, and one for each per time that ``seq`` was preempted,
+        so that it can't go in and out with every block the others fill; never more than they and it may come to need.
+        """
         running = self.rows.num_running
         if not running:
             return 0
@@ -183,7 +185,7 @@ class Scheduler:
         growth = (rows.limit + (size - 2)) // size - rows.num_blocks  # a sequence's last token needs no K/V
         own = (seq.limit + size - 2) // size - (len(seq.tokens) + size - 1) // size
         need = int(growth[rows.active].clip(min=0).sum()) + max(0, own)
-        return min(running * (1 + seq.num_preemptions), need)
+        return min(running * (1 + 4 * seq.num_preemptions) // 4, need)
 
     def _read(self, seq: Sequence, budget: ChunkBudget, plan: StepPlan) -> None:
         assert seq.entry is not None

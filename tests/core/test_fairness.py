@@ -1,0 +1,131 @@
+"""Who goes next: priorities, the preempted, counters, arrival."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from simulation import Simulation
+
+from bireme.backends.sim import SimOptions
+from bireme.core.config import EngineConfig
+from bireme.core.fairness import MAX_IDLE_ACCOUNTS, Fairness
+from bireme.core.request import SamplingParams
+
+ROWS, LONGEST = 4, 64
+
+
+def order_of_admission(sim: Simulation) -> list[str]:
+    seen: list[str] = []
+    while sim.engine.has_work():
+        sim.step()
+        for seq in sim.engine.scheduler.rows.running():
+            if seq.group.request.request_id not in seen:
+                seen.append(seq.group.request.request_id)
+    sim.finish()
+    return seen
+
+
+def one_at_a_time() -> Simulation:
+    config = EngineConfig(max_num_seqs=1, max_num_batched_tokens=64)
+    return Simulation(SimOptions(num_blocks=64, max_in_flight=1), config)
+
+
+def params(tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=0.0)
+
+
+def test_lower_priorities_go_first_then_arrival() -> None:
+    sim = one_at_a_time()
+    for priority in (1, 0, 1, -5, 0):
+        sim.add([5, 6, 7], params(3), priority=priority)
+    assert order_of_admission(sim) == ["r3", "r1", "r4", "r0", "r2"]
+
+
+def test_a_flood_does_not_delay_another_user() -> None:
+    sim = one_at_a_time()
+    for _ in range(10):
+        sim.add([5, 6, 7], params(3), user="flood")
+    sim.step()
+    late = sim.add([5, 6, 7], params(3), user="late")
+    assert order_of_admission(sim).index(late) <= 2
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_backlogged_users_are_served_alike_up_to_a_constant(seed: int, weight: float) -> None:
+    rng = random.Random(seed)
+    options = SimOptions(num_blocks=40, block_size=8, max_model_len=LONGEST, max_in_flight=rng.choice([1, 2]))
+    config = EngineConfig(block_size=8, max_num_seqs=ROWS, max_num_batched_tokens=32, enable_prefix_caching=False)
+    sim = Simulation(options, config)
+    fairness = sim.engine.scheduler.fairness
+    fairness.set_weight("b", weight)
+    a, b = fairness.account("a"), fairness.account("b")
+    shapes = {"a": (2, 40), "b": (30, 3)}  # short prompts and long answers against the opposite
+    bound = 2 * max(LONGEST, 2 * ROWS * LONGEST)  # theorem 4.4 of the paper: 2 max(w_p L, w_q M)
+    start: float | None = None
+    worst = 0.0
+    for _ in range(1500):
+        for account in (a, b):
+            while account.waiting < 3:
+                length, answer = shapes[account.user]
+                prompt = [rng.randrange(5, 200) for _ in range(rng.randint(1, length))]
+                sim.add(prompt, params(rng.randint(1, answer)), user=account.user)
+        sim.step()
+        start = a.counter - b.counter if start is None else start
+        worst = max(worst, abs(a.counter - b.counter - start))
+    assert worst <= bound
+    assert min(a.counter, b.counter) > 2 * bound, "too short a run to show anything"
+    sim.finish()
+
+
+def test_nobody_saves_up_credit_by_staying_away() -> None:
+    sim = one_at_a_time()
+    for _ in range(20):
+        sim.add([5, 6, 7], params(10), user="busy")
+    sim.run(100)
+    back = sim.add([5, 6, 7], params(10), user="back")
+    accounts = sim.engine.scheduler.fairness.accounts
+    assert accounts["back"].counter == accounts["busy"].counter > 0
+    assert back
+    sim.finish()
+
+
+def test_bad_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        Fairness().set_weight("x", 0.0)
+
+
+def test_idle_accounts_do_not_pile_up() -> None:
+    fairness = Fairness()
+    for i in range(3 * MAX_IDLE_ACCOUNTS):
+        fairness.account(f"u{i}")
+    assert len(fairness.accounts) <= MAX_IDLE_ACCOUNTS + 1
+
+
+def test_the_preempted_go_first_within_their_class() -> None:
+    options = SimOptions(num_blocks=8, max_in_flight=2)
+    sim = Simulation(options, EngineConfig(max_num_seqs=2, max_num_batched_tokens=256))
+    first = [sim.add([5 + i] * 50, params(60), user="a") for i in range(2)]
+    while not sim.engine.scheduler.counters.preemptions:
+        sim.step()
+    sim.add([9] * 50, params(5), user="b")
+    head = sim.engine.scheduler.queue.head()
+    assert head is not None and head.group.request.request_id in first and head.num_preemptions == 1
+    sim.add([9] * 50, params(5), user="b", priority=-1)
+    head = sim.engine.scheduler.queue.head()
+    assert head is not None and head.priority == -1
+    sim.finish()
+
+
+def test_the_lowest_class_gives_way_first() -> None:
+    options = SimOptions(num_blocks=12)
+    sim = Simulation(options, EngineConfig(max_num_seqs=3, max_num_batched_tokens=256))
+    low = sim.add([5] * 90, params(60), priority=5)
+    sim.run(3)
+    high = [sim.add([6 + i] * 20, params(60), priority=0) for i in range(2)]
+    sim.step()
+    groups = {request: sim.group(request)[0] for request in (low, *high)}
+    sim.finish()
+    assert groups[low].num_preemptions > 0
+    assert not any(groups[request].num_preemptions for request in high)
