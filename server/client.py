@@ -23,7 +23,7 @@ from ..core.request import Request
 from ..core.stats import EngineStats
 from .engine_process import Boot
 from .errors import ApiError, from_rejection
-from .messages import Abort, Add, FromEngine, LoadFailed, Loading, Ready, Step, Stop, ToEngine, encode
+from .messages import Abort, Add, Died, FromEngine, LoadFailed, Loading, Ready, Step, Stop, ToEngine, encode
 from .settings import EngineSpec, ServerSettings
 from .stream import RequestStream
 
@@ -56,7 +56,7 @@ class EngineClient:
         self._closing = False
         self._restarts = 0
         self.deaths = 0  # of engine processes, since the start
-        self._ready_at = 0.0
+        self._ready_at: float | None = None  # of the engine process that runs now
         self._progress_at = 0.0  # when the engine last showed that it moves
         self._steps = -1
         self.state = EngineState.LOADING
@@ -124,7 +124,7 @@ class EngineClient:
             if self._closing or self.state is EngineState.FAILED:
                 return
             self._report_death(code)
-            if time.monotonic() - self._ready_at > STABLE_S:
+            if self._ready_at is not None and time.monotonic() - self._ready_at > STABLE_S:
                 self._restarts = 0
             if self._restarts >= self._settings.max_restarts:
                 self._fail(f"the engine process died {self._restarts + 1} times in a row, last with {_exit_text(code)}")
@@ -141,17 +141,18 @@ class EngineClient:
         ids = ", ".join(self._streams) or "none"
         logger.error("engine process ended unexpectedly (%s); requests lost: %s", text, ids)
         self._set_state(EngineState.RESTARTING)
-        error = ApiError(
-            500,
-            f"The engine process ended unexpectedly ({text}) and the request was lost; try again.",
-            code="engine_died",
-        )
+        self._lose(f"the engine process ended unexpectedly, with {text}")
+
+    def _lose(self, reason: str) -> None:
+        """End every open stream; nothing more comes for them."""
+        error = ApiError(500, f"The request was lost: {reason}. Try again.", code="engine_died")
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
 
     async def _run_process(self, spec: EngineSpec) -> int:
         """Start one engine process and talk to it until it exits; returns its exit code."""
+        self._ready_at = None
         folder = Path(tempfile.mkdtemp(prefix="bireme-"))  # mode 0700: nobody else may speak to the engine
         address = f"ipc://{folder}/e"
         self._socket = self._context.socket(zmq.PAIR)
@@ -200,6 +201,9 @@ class EngineClient:
             self._set_state(EngineState.READY)
         elif isinstance(message, LoadFailed):
             self._fail(message.message)
+        elif isinstance(message, Died):
+            self._set_state(EngineState.RESTARTING)
+            self._lose(message.message)
 
     def _take_step(self, step: Step) -> None:
         streams = self._streams

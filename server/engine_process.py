@@ -21,7 +21,7 @@ from ..backends.select import DeviceUnavailableError
 from ..core.engine import EngineDeadError
 from ..core.request import QueueFullError, Request, RequestRejectedError
 from .loading import find_loader
-from .messages import Abort, Add, FromEngine, LoadFailed, Loading, Ready, Rejected, Step, Stop, ToEngine, encode
+from .messages import Abort, Add, Died, FromEngine, LoadFailed, Loading, Ready, Rejected, Step, Stop, ToEngine, encode
 from .settings import EngineSpec
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class EngineLoop:
         except EngineDeadError as error:
             self._report.outputs = error.outputs
             self._flush()
+            send(self._channel, Died(str(error)))
             raise
 
     def _note_started(self) -> None:
@@ -186,15 +187,22 @@ def main() -> None:
     channel.set_hwm(0)
     channel.connect(boot.address)
     engine = load(boot, channel)
-    if engine is not None:
-        try:
-            EngineLoop(engine, channel).run()
-        finally:
-            engine.close()
+    code = 1 if engine is None else run(engine, channel)
     channel.close(linger=1000)
     context.term()  # waits until what was sent is out
     sys.stderr.flush()
-    os._exit(0)  # the device is closed; tearing down every loaded library would only take time
+    os._exit(code)  # the device is closed; tearing down every loaded library would only take time
+
+
+def run(engine: Engine, channel: zmq.Socket[bytes]) -> int:
+    """Serve until told to stop; returns the process's exit code."""
+    try:
+        EngineLoop(engine, channel).run()
+    except EngineDeadError:
+        return 1  # logged by the engine, with its cause
+    finally:
+        engine.close()
+    return 0
 
 
 if __name__ == "__main__":

@@ -53,6 +53,12 @@ class LoadFailed(msgspec.Struct, tag="load_failed", array_like=True):
     message: str
 
 
+class Died(msgspec.Struct, tag="died", array_like=True):
+    """The engine failed in a step and its process is about to exit; sent after its requests' last outputs."""
+
+    message: str
+
+
 class Rejected(msgspec.Struct, array_like=True):
     """A request the engine did not take."""
 
@@ -72,6 +78,6 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     stats: EngineStats | None = None
 
 
-FromEngine = Loading | Ready | LoadFailed | Step
+FromEngine = Loading | Ready | LoadFailed | Died | Step
 
 encode = msgspec.msgpack.Encoder().encode

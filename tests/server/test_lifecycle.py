@@ -75,7 +75,7 @@ def test_stop_while_loading(start_server: Any) -> None:
     server.wait_listening()
     engine = wait_for(lambda: psutil.Process(server.process.pid).children(), 10)
     assert server.stop(signal.SIGINT, timeout=5) == 0
-    assert wait_for(lambda: not engine[0].is_running(), 2)
+    assert wait_for(lambda: not engine[0].is_running(), 20)
 
 
 def test_engine_killed_in_a_stream(hooked: Any) -> None:
@@ -171,7 +171,7 @@ def test_signal_drains_and_exits(start_server: Any, number: int) -> None:
         assert '"code":"shutting_down"' in rest[-1] and not any("[DONE]" in line for line in rest)
     assert server.process.wait(10) == 0
     assert time.monotonic() - started < 1.0 + 4
-    assert wait_for(lambda: not engine.is_running(), 2)
+    assert wait_for(lambda: not engine.is_running(), 20)
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port_of(server.url)))
@@ -190,14 +190,14 @@ def test_second_signal_exits_at_once_and_short_answers_finish(start_server: Any)
         assert any("tock" in line for line in lines)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(2) == 130
-    assert wait_for(lambda: not engine.is_running(), 2)
+    assert wait_for(lambda: not engine.is_running(), 20)
 
 
 def test_killed_server_leaves_nothing_behind(start_server: Any) -> None:
     """F10: with open connections, again and again on one port; the engine goes with its server."""
     port = 0
     for _ in range(3):
-        server = start_server("--port", str(port), "--cpu-precision", "exact")
+        server = start_server("--port", str(port), "--cpu-precision", "exact", "--threads", "1")
         server.wait_listening()
         port = port_of(server.url)
         engine = wait_for(lambda process=server.process: psutil.Process(process.pid).children(), 10)[0]
@@ -206,7 +206,7 @@ def test_killed_server_leaves_nothing_behind(start_server: Any) -> None:
             assert connection.recv(100)
             server.process.kill()
             server.process.wait(5)
-            assert wait_for(lambda engine=engine: not engine.is_running(), 3)
+            assert wait_for(lambda engine=engine: not engine.is_running(), 20)
 
 
 def test_engine_that_always_dies_ends_the_server(start_server: Any) -> None:

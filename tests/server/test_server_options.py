@@ -98,7 +98,7 @@ def test_keys(walked: Any) -> None:
         ("/v1/models", {}),
         ("/v1/models", {"Authorization": "Bearer k3"}),
         ("/v1/models", {"Authorization": "k1"}),
-        ("/v1/models", {"Authorization": "Bearer "}),
+        ("/v1/models", {"Authorization": "Bearer k1 k2"}),
         ("/server_info", {}),
     ):
         refused = walked.get(path, **headers)
