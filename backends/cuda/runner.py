@@ -100,6 +100,17 @@ class TorchBackend:
         self._last_tokens[torch.from_numpy(rows.astype(np.int64)).to(self._device)] = sampled.tokens
         return sampled
 
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        """Run ``batch``; the logits after every one of its tokens, [T, V]. Nothing is sampled. For measuring."""
+        self._check_thread()
+        assert self._decoder is not None and self._ops is not None, "the backend is closed"
+        step = TorchStep.build(batch, self._last_tokens, self._block_size)
+        every = torch.arange(batch.num_tokens, device=self._device)
+        logits = self._decoder.forward(self._ops, step.token_ids, every, step)
+        assert isinstance(logits, torch.Tensor)
+        return logits
+
     def _warm_up(self) -> None:
         """Run one small step, a chunk and a decode, so that no request waits for a kernel to be compiled.
 
