@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from ..core.request import Request, SamplingParams
 from .settings import EngineSpec
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ def load_engine(spec: EngineSpec, progress: Progress) -> Engine:
     from ..core.engine import Engine
 
     backend = _simulated(spec) if spec.device == "sim" else _real(spec, progress)
-    warm_up(Engine(backend, spec.config))
     return Engine(backend, spec.config)
 
 
@@ -64,15 +62,3 @@ def _simulated(spec: EngineSpec) -> Backend:
     )
     checkpoint.close()
     return SimBackend(options)
-
-
-def warm_up(engine: Engine) -> None:
-    """Run one short request, so that whatever the backend compiles or allocates late is not paid by the first client.
-
-    The engine is to be thrown away after it: counters and blocks of the one that serves begin at nothing.
-    """
-    params = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, top_k=5, seed=0, ignore_eos=True, logprobs=1)
-    length = max(1, min(32, engine.max_model_len - 2))
-    engine.add(Request("warm-up", (0,) * length, params))
-    while engine.has_work():
-        engine.step()
