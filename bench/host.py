@@ -75,7 +75,9 @@ class Timings:
     whole: list[float] = field(default_factory=list)  # the engine's step, the two above included
 
 
-def measure(num_seqs: int, num_steps: int, prompt_len: int = 512) -> Timings:
+def measure(
+    num_seqs: int, num_steps: int, prompt_len: int = 512, clock: Callable[[], float] = time.perf_counter
+) -> Timings:
     """Step ``num_seqs`` decoding sequences ``num_steps`` times after a warm-up."""
     block_size, length = 16, prompt_len + num_steps + 200
     backend = InstantBackend(num_seqs * (length // block_size + 2), block_size)
@@ -92,19 +94,19 @@ def measure(num_seqs: int, num_steps: int, prompt_len: int = 512) -> Timings:
         engine.step()
     timings = Timings()
     scheduler = engine.scheduler
-    scheduler.schedule = _timed(scheduler.schedule, timings.plan)  # type: ignore[method-assign]
-    scheduler.commit = _timed(scheduler.commit, timings.commit)  # type: ignore[method-assign]
-    step = _timed(engine.step, timings.whole)
+    scheduler.schedule = _timed(scheduler.schedule, timings.plan, clock)  # type: ignore[method-assign]
+    scheduler.commit = _timed(scheduler.commit, timings.commit, clock)  # type: ignore[method-assign]
+    step = _timed(engine.step, timings.whole, clock)
     for _ in range(num_steps):
         step()
     return timings
 
 
-def _timed(call: Callable[P, T], into: list[float]) -> Callable[P, T]:
+def _timed(call: Callable[P, T], into: list[float], clock: Callable[[], float]) -> Callable[P, T]:
     def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-        start = time.perf_counter()
+        start = clock()
         result = call(*args, **kwargs)
-        into.append((time.perf_counter() - start) * 1e6)
+        into.append((clock() - start) * 1e6)
         return result
 
     return timed
@@ -114,12 +116,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bireme.bench.host", description=__doc__)
     parser.add_argument("--seqs", type=int, nargs="+", default=[1, 64, 256], help="running sequences")
     parser.add_argument("--steps", type=int, default=1000, help="steps measured")
+    parser.add_argument("--cpu-time", action="store_true", help="count this thread's CPU time: for busy machines")
     args = parser.parse_args()
-    print(f"microseconds per step over {args.steps} steps of decoding, prompts of 512 tokens, two steps in flight")
+    kind, clock = ("CPU time", time.thread_time) if args.cpu_time else ("wall time", time.perf_counter)
+    print(f"microseconds ({kind}) per step: {args.steps} steps of decoding, prompts of 512 tokens, two steps in flight")
     print(f"{'':>9} | {'schedule + batch':^17} | {'commit':^17} | {'whole engine step':^17}")
     print(f"{'sequences':>9} | {'median':>8} {'p99':>8} | {'median':>8} {'p99':>8} | {'median':>8} {'p99':>8}")
     for num_seqs in args.seqs:
-        timings = measure(num_seqs, args.steps)
+        timings = measure(num_seqs, args.steps, clock=clock)
         parts = [np.percentile(part, [50, 99]) for part in (timings.plan, timings.commit, timings.whole)]
         cells = " | ".join(f"{median:8.1f} {p99:8.1f}" for median, p99 in parts)
         print(f"{num_seqs:>9} | {cells}")

@@ -19,5 +19,6 @@ class Account:
     waiting: int = 0  # sequences in the queue
     running: int = 0
 
-    def charge(self, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
-        self.counter += (PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens) / self.weight
+    def charge(self, prompt_tokens: int) -> None:
+        """Prompt tokens were computed. (Output tokens, one at a time, are charged where they are dealt out.)"""
+        self.counter += PROMPT_WEIGHT * prompt_tokens / self.weight

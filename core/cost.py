@@ -14,8 +14,9 @@ import numpy as np
 _DECAY = 0.1  # weight of a new step in its bucket's mean: about the last ten of a size count
 _CLIP = 2.0  # a step counts as no more than so many times (or parts) of its bucket's mean: hiccups pass
 _REFIT_EVERY = 16
-_HALF_LIFE = 256  # observations until a bucket that saw nothing new counts half
-_LEAST = 0.02  # the least it ever counts: old news of a size is better than none
+_HALF_LIFE = 64  # observations until a bucket that saw nothing new counts half
+_LEAST = 0.001  # the least it ever counts: old news of a size is better than none
+_TERMS = ([1], [0, 1], [1, 2], [0, 1, 2])  # base, per token, per pair: a token always costs something
 _SETTLED = 3  # steps in a bucket before its mean is trusted to clip others
 
 
@@ -91,23 +92,28 @@ class CostModel:
         return int(min(2 * seconds / (linear + root), 2**31))  # the stable form of (root - linear) / per_pair
 
     def _fit(self) -> None:
-        """Least squares of the relative error over the buckets, dropping terms that come out negative."""
+        """Weighted least squares over the buckets, no term negative: the best of the fits with some terms left out.
+
+        Errors count relative to the square root of the time: between relative, where the many small steps rule, and
+        absolute, where only the largest do.
+        """
         buckets = [bucket for bucket in self._buckets.values() if bucket.seconds > 0]
-        rows = np.array([(1.0, b.tokens, b.pairs) for b in buckets])
+        if len(buckets) < 2:  # one size seen: all of it may be per token, which is the cautious reading
+            for bucket in buckets:
+                self.base, self.per_token, self.per_pair = 0.0, bucket.seconds / bucket.tokens, 0.0
+            return
         times = np.array([b.seconds for b in buckets])
         ages = np.array([self._now - b.seen for b in buckets])
-        trust = np.sqrt(np.maximum(_LEAST, 0.5 ** (ages / _HALF_LIFE)))
-        if len(times) == 0:
-            return
-        if len(times) == 1:  # one size seen: all of it may be per token, which is the cautious reading
-            self.base, self.per_token, self.per_pair = 0.0, float(times[0] / rows[0, 1]), 0.0
-            return
-        for columns in ([0, 1, 2], [0, 1], [1, 2], [1]):
-            if len(columns) > len(times):
+        scale = np.sqrt(np.maximum(_LEAST, 0.5 ** (ages / _HALF_LIFE)) / times)
+        rows = np.array([(1.0, b.tokens, b.pairs) for b in buckets]) * scale[:, None]
+        target = times * scale
+        best = float("inf")
+        for columns in _TERMS:
+            if len(columns) > len(buckets):
                 continue
-            scaled = rows[:, columns] * (trust / times)[:, None]
-            found = np.linalg.lstsq(scaled, trust, rcond=1e-9)[0]
-            if (found >= 0).all():
-                values = dict(zip(columns, found.tolist(), strict=True))
+            terms = np.linalg.lstsq(rows[:, columns], target, rcond=1e-9)[0]
+            error = float(((rows[:, columns] @ terms - target) ** 2).sum())
+            if (terms >= 0).all() and error < best * (1 - 1e-6):
+                best = error
+                values = dict(zip(columns, terms.tolist(), strict=True))
                 self.base, self.per_token, self.per_pair = (values.get(column, 0.0) for column in range(3))
-                return

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..backends.base import Backend, Ticket
+from .account import OUTPUT_WEIGHT
 from .config import EngineConfig
 from .intake import Limits, check, make_group
 from .invariants import find_problems, quarantine
@@ -128,7 +129,7 @@ class Engine:
         ended = [seq for seq in group.seqs if seq.finish_reason is None and index in (None, seq.index)]
         for seq in ended:
             self._finish(seq, FinishReason.ABORT)
-            self._report(seq, (), None)
+            self._report(seq, ())
             if index is not None and seq is seq.leader and group.held:
                 self.scheduler.release_siblings(seq)
         return bool(ended)
@@ -229,7 +230,7 @@ class Engine:
     def _end_out_of_room(self) -> None:
         for seq in self.scheduler.out_of_room:
             self._finish(seq, FinishReason.LENGTH)
-            self._report(seq, (), None)
+            self._report(seq, ())
         self.scheduler.out_of_room.clear()
 
     def _collect(self) -> None:
@@ -253,19 +254,21 @@ class Engine:
                 seq.num_pending -= 1
             if i in bad:
                 self._finish(seq, FinishReason.ERROR)
-                self._report(seq, (), None, _NAN)
+                self._report(seq, (), error=_NAN)
             else:
-                self._take(seq, token, logprobs.get(i))
+                self._take(seq, token)
+                self._report(seq, (token,), logprobs.get(i))
 
-    def _take(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        seq.tokens.append(token)
-        seq.account.charge(output_tokens=1)
+    def _take(self, seq: Sequence, token: int) -> None:
+        """One more token; it may be the last. An end token wins over the limit it comes at."""
+        tokens, account = seq.tokens, seq.account
+        tokens.append(token)
+        account.counter += OUTPUT_WEIGHT / account.weight
         self.scheduler.counters.tokens_generated += 1
         if token in seq.stop_ids and seq.num_outputs >= seq.group.request.params.min_tokens:
-            self._finish(seq, FinishReason.STOP)  # an end token wins over the limit it comes at
-        elif len(seq.tokens) >= seq.limit:
+            self._finish(seq, FinishReason.STOP)
+        elif len(tokens) >= seq.limit:
             self._finish(seq, FinishReason.LENGTH)
-        self._report(seq, (token,), None if logprob is None else (logprob,))
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """``seq`` ends and gives back all it holds."""
@@ -281,17 +284,14 @@ class Engine:
             self._finish_times.append(self.clock())
 
     def _report(
-        self,
-        seq: Sequence,
-        tokens: tuple[int, ...],
-        logprobs: tuple[TokenLogprob, ...] | None,
-        error: str | None = None,
+        self, seq: Sequence, tokens: tuple[int, ...], logprob: TokenLogprob | None = None, error: str | None = None
     ) -> None:
-        group = seq.group
-        cached = None if seq.reported else group.cached_tokens
-        seq.reported = True
+        cached = None
+        if not seq.reported:
+            cached, seq.reported = seq.group.cached_tokens, True
+        logprobs = None if logprob is None else (logprob,)
         self._outputs.append(
-            SequenceOutput(group.request.request_id, seq.index, tokens, logprobs, seq.finish_reason, cached, error)
+            SequenceOutput(seq.request_id, seq.index, tokens, logprobs, seq.finish_reason, cached, error)
         )
 
     def _retry_after(self) -> float:
@@ -311,7 +311,7 @@ class Engine:
                 if seq.finish_reason is None:
                     seq.finish_reason = FinishReason.ERROR
                     self.scheduler.counters.finished[FinishReason.ERROR] += 1
-                    self._report(seq, (), None, self._dead)
+                    self._report(seq, (), error=self._dead)
         self._groups.clear()
         outputs, self._outputs = self._outputs, []
         return EngineDeadError(self._dead, outputs)

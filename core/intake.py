@@ -67,20 +67,20 @@ def make_group(request: Request, limits: Limits, account: Account, order: int, r
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.end_ids)
     group = Group(request, account)
     for index in range(params.n):
-        group.seqs.append(
-            Sequence(
-                group,
-                index,
-                order + index,
-                derive_seed(seed, index),
-                limit,
-                stop_ids,
-                list(request.prompt_ids),
-                account,
-                request.priority,
-                length,
-            )
+        seq = Sequence(
+            group,
+            request.request_id,
+            index,
+            order + index,
+            derive_seed(seed, index),
+            limit,
+            stop_ids,
+            list(request.prompt_ids),
+            account,
+            request.priority,
+            length,
         )
+        group.seqs.append(seq)
     group.held = group.seqs[1:]
     group.num_unfinished = params.n
     return group

@@ -60,7 +60,7 @@ def row_init(seq: Sequence) -> RowInit:
 
 def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
     """Lay the plan out flat: decodes in row order, then the chunks."""
-    decodes, chunks = plan.decodes, plan.chunks
+    decodes, chunks, seqs = plan.decodes, plan.chunks, rows.seqs
     num_decodes, size = len(decodes), rows.block_size
     order = decodes
     counts = np.ones(plan.num_seqs, np.int32)
@@ -85,7 +85,8 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
         positions[at : at + length] = np.arange(start, start + length, dtype=np.int32)
         at += length
     owners = np.repeat(order, counts) if chunks else order
-    slots = rows.tables[owners, positions // size].astype(np.int64) * size + positions % size
+    index = positions // size
+    slots = rows.tables[owners, index].astype(np.int64) * size + (positions - index * size)
     context_lens = rows.computed[order] + counts
     tables = rows.tables[order, : max(1, int(rows.num_blocks[order].max()))]
     copies = np.array(plan.copies, np.int32).reshape(-1, 2)
@@ -104,10 +105,11 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
     )
     sampled_rows = order[samples] if chunks else order
     pairs = int(positions.sum(dtype=np.int64)) + total
-    return BuiltStep(batch, order, counts, [_at(rows, row) for row in sampled_rows.tolist()], sampled_rows, pairs)
-
-
-def _at(rows: Rows, row: int) -> Sequence:
-    seq = rows.seqs[row]
-    assert seq is not None
-    return seq
+    return BuiltStep(
+        batch,
+        order,
+        counts,
+        [seq for row in sampled_rows.tolist() if (seq := seqs[row]) is not None],
+        sampled_rows,
+        pairs,
+    )

@@ -194,7 +194,7 @@ class Scheduler:
         plan.chunks.append(Chunk(seq, start, count))
         new = self._count_prompt(seq, start, start + count)
         self.counters.prompt_tokens_computed += new
-        seq.account.charge(prompt_tokens=new)
+        seq.account.charge(new)
 
     def _count_prompt(self, seq: Sequence, start: int, end: int) -> int:
         """How many of these tokens are of the request's prompt and were not accounted for yet."""

@@ -45,6 +45,7 @@ class Sequence:
     """Tokens known on the host, and blocks. While it has a row, ``Rows`` holds its counters."""
 
     group: Group
+    request_id: str
     index: int
     order: int  # of arrival, over the engine's life
     seed: int

@@ -142,14 +142,14 @@ def test_an_idle_engine_shows_a_cache_and_no_leak() -> None:
 
 @DEPTHS
 def test_streams_keep_flowing_beside_long_prompts(depth: int) -> None:
-    options = SimOptions(num_blocks=1000, max_in_flight=depth, max_model_len=8192)
+    options = SimOptions(num_blocks=200, max_in_flight=depth, max_model_len=8192)
     sim = Simulation(options, EngineConfig(max_stall_ms=60.0))
-    stream = sim.add(prompt(5), greedy(300))
+    stream = sim.add(prompt(5), greedy(150))
     for _ in range(10):
         sim.step()
-    long = sim.add(prompt(3000, 1), greedy(2))
-    for seed in range(200):
-        sim.add(prompt(100, 2 + seed), greedy(2), user=f"u{seed % 3}")
+    long = sim.add(prompt(1500, 1), greedy(2))
+    for seed in range(60):
+        sim.add(prompt(50, 2 + seed), greedy(2), user=f"u{seed % 3}")
         sim.step()
     sim.drain()
     arrivals = sim.records[stream, 0].arrivals
@@ -160,11 +160,11 @@ def test_streams_keep_flowing_beside_long_prompts(depth: int) -> None:
 
 
 def test_a_step_beside_streams_keeps_to_the_stall_bound() -> None:
-    options = SimOptions(num_blocks=2000, max_model_len=16384, step_seconds=0.005, token_seconds=0.0002)
+    options = SimOptions(num_blocks=700, max_model_len=16384, step_seconds=0.005, token_seconds=0.0002)
     sim = Simulation(options, EngineConfig(max_stall_ms=50.0))
     sim.add(prompt(5), greedy(500))
-    for seed in range(6):
-        sim.add(prompt(2000, seed), greedy(50))
+    for seed in range(5):
+        sim.add(prompt(1500, seed), greedy(40))
     longest, steps, read = 0.0, 0, 0
     while sim.engine.scheduler.rows.reading().size or sim.engine.scheduler.queue:
         sim.step()
