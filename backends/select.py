@@ -63,9 +63,11 @@ def load_backend(
         raise DeviceUnavailableError(f"device {resolved!r} can't be used: {problem}")
     import torch
 
-    torch.set_num_threads(options.threads or usable_cores())
+    threads = options.threads or usable_cores()
     if resolved == "cpu" and options.cpu_precision == "fast":
-        return _fast_cpu(checkpoint, config, options, progress)
+        torch.set_num_threads(1)  # the kernels have their own pool; torch's threads would spin in its way
+        return _fast_cpu(checkpoint, config, threads, progress)
+    torch.set_num_threads(threads)
     return _dense(torch.device(resolved), checkpoint, config, progress)
 
 
@@ -89,15 +91,13 @@ def _dense(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, p
     return TorchBackend(checkpoint, config, loader, arithmetic=str(dtype).removeprefix("torch."))
 
 
-def _fast_cpu(
-    checkpoint: Checkpoint, config: EngineConfig, options: BackendOptions, progress: Progress | None
-) -> Backend:
+def _fast_cpu(checkpoint: Checkpoint, config: EngineConfig, threads: int, progress: Progress | None) -> Backend:
     from .cpu.ops import CpuOps
     from .cpu.threads import pool
     from .cpu.weights import QuantizedLoader
     from .cuda.runner import TorchBackend
 
-    pool().resize(options.threads or usable_cores())
+    pool().resize(threads)
     loader = QuantizedLoader(checkpoint, progress)
     return TorchBackend(checkpoint, config, loader, ops=CpuOps, arithmetic="int8 activations")
 

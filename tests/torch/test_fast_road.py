@@ -1,0 +1,88 @@
+"""The fast CPU road on the demo model: close to the exact one, and no row depends on its neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from steps import Driver, LogitTap
+
+from bireme.backends.options import BackendOptions
+from bireme.backends.select import load_backend
+from bireme.core.config import EngineConfig
+from bireme.models.checkpoint import open_checkpoint
+
+TEXT = (
+    "The river rises in the hills above the town, where three springs meet under an old stone bridge. In summer it is "
+    "little more than a stream, and children cross it on foot; in spring, when the snow melts, it fills the valley. "
+)
+
+
+@pytest.fixture(scope="module")
+def prompt(demo_model) -> list[int]:
+    from bireme.models.tokenizer import Tokenizer
+
+    checkpoint = open_checkpoint(demo_model)
+    return Tokenizer.from_files(checkpoint.tokenizer, checkpoint.config.vocab_size).encode(TEXT)
+
+
+def load(path, precision: str, **config) -> Driver:
+    settings = EngineConfig(kv_cache_memory=64 << 20, **config)
+    options = BackendOptions(cpu_precision=precision, threads=1 if precision == "exact" else 2)
+    return Driver(load_backend("cpu", open_checkpoint(path), settings, options))
+
+
+@pytest.fixture(scope="module")
+def fast(demo_model) -> Driver:
+    return load(demo_model, "fast")
+
+
+def every_logit(driver: Driver, prompt: list[int]) -> np.ndarray:
+    """Next-token logits after each token of ``prompt``, read in two chunks and then one by one."""
+    backend = driver.backend
+    forward = backend._decoder.forward
+    seen = []
+
+    def spy(ops, token_ids, rows, step):
+        logits = forward(ops, token_ids, torch.arange(len(token_ids)), step)
+        seen.append(logits.clone().numpy())
+        return None if rows is None else logits[rows]
+
+    backend._decoder.forward = spy
+    track = driver.add(prompt)
+    driver.step([(track, 30)])
+    driver.step([(track, len(prompt) - 38)])
+    for _ in range(8):
+        driver.step([(track, 1)])
+    backend._decoder.forward = forward
+    driver.release(track)
+    return np.concatenate(seen)
+
+
+def test_the_fast_road_stays_close_to_the_exact_one(fast, demo_model, prompt):
+    exact = torch.from_numpy(every_logit(load(demo_model, "exact"), prompt)).double().log_softmax(-1)
+    found = torch.from_numpy(every_logit(fast, prompt)).double().log_softmax(-1)
+    divergence = (exact.exp() * (exact - found)).sum(-1)
+    assert float(divergence.mean()) < 0.006 and float(divergence.max()) < 0.08
+    assert float((exact.argmax(-1) == found.argmax(-1)).double().mean()) > 0.92
+
+
+def test_a_row_is_the_same_bit_for_bit_in_any_batch(fast, prompt):
+    tap = LogitTap(fast)
+    parts = [prompt[:40], prompt[5:17], prompt[20:23], prompt[1:60]]
+    alone = []
+    for part in parts:
+        fast.generate([fast.add(part)], 6)
+        alone.append(np.concatenate(tap.logits))
+        tap.logits.clear()
+    tracks = [fast.add(part, row=row) for row, part in enumerate(parts)]
+    fast.generate(tracks, 6)
+    together = np.stack(tap.logits, axis=1)
+    for found, wanted in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_head_is_held_once(fast, demo_model):
+    """The quantised weights take no more than a fifth over what the file holds."""
+    stored = open_checkpoint(demo_model).weight_bytes
+    assert stored <= fast.backend.info.weight_bytes < 1.2 * stored
