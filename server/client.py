@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from enum import StrEnum
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -51,6 +50,7 @@ class EngineClient:
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
+        self._folder: str | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._streams: dict[str, RequestStream] = {}
         self._closing = False
@@ -118,6 +118,10 @@ class EngineClient:
         elif self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    def terminate(self) -> None:
+        """Free the messaging context, once ``run`` has returned or was never called."""
+        self._context.destroy(linger=0)
+
     async def _supervise(self, spec: EngineSpec) -> None:
         while True:
             code = await self._run_process(spec)
@@ -153,8 +157,8 @@ class EngineClient:
     async def _run_process(self, spec: EngineSpec) -> int:
         """Start one engine process and talk to it until it exits; returns its exit code."""
         self._ready_at = None
-        folder = Path(tempfile.mkdtemp(prefix="bireme-"))  # mode 0700: nobody else may speak to the engine
-        address = f"ipc://{folder}/e"
+        self._folder = tempfile.mkdtemp(prefix="bireme-")  # mode 0700: nobody else may speak to the engine
+        address = f"ipc://{self._folder}/e"
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.bind(address)
@@ -176,7 +180,13 @@ class EngineClient:
                 process.kill()
             self._socket.close(linger=0)
             self._socket = None
-            shutil.rmtree(folder, ignore_errors=True)
+            self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """Remove the socket's folder."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
         while True:

@@ -86,6 +86,7 @@ class BiremeServer:
     def _on_signal(self) -> None:
         """First: finish what runs, up to the grace. Second: out at once; the engine follows, its lifeline cut."""
         if self.state.draining:
+            self.state.client.remove_folder()
             os._exit(EXIT_INTERRUPTED)
         self.state.draining = True
         self._draining = asyncio.create_task(self._drain())
@@ -115,6 +116,9 @@ class BiremeServer:
                 self._give_up(self.state.client.failure or "the engine failed")
         except (ValueError, OSError) as error:
             self._give_up(str(error))
+        except Exception as error:  # a server that neither loads nor ends helps nobody
+            logger.exception("loading failed")
+            self._give_up(f"loading failed: {type(error).__name__}: {error}")
 
     async def _announce(self) -> None:
         """Show loading, then the summary once everything is there."""
@@ -139,6 +143,7 @@ class BiremeServer:
             engine.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await engine
+        self.state.client.terminate()
 
 
 def _say(text: str) -> None:

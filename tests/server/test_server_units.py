@@ -58,12 +58,12 @@ def test_defaults_fill_only_what_was_left_out() -> None:
 
     def params(**fields: Any) -> SamplingParams:
         body = ChatRequest(**fields)
-        return sampling_params(body, max_tokens=5, logprobs=None, defaults=defaults, vocab_size=10)
+        return sampling_params(body, max_tokens=5, logprobs=None, defaults=defaults, vocab_size=100)
 
     assert (params().temperature, params().top_p, params().top_k) == (0.6, 0.9, 20)
     assert params(temperature=0).temperature == 0 and params(top_p=1.0).top_p == 1 and params(top_k=0).top_k == 0
     assert params().repetition_penalty == 1.0
-    off = sampling_params(ChatRequest(), max_tokens=5, logprobs=None, defaults={}, vocab_size=10)
+    off = sampling_params(ChatRequest(), max_tokens=5, logprobs=None, defaults={}, vocab_size=100)
     assert off.temperature == 1.0
 
 
