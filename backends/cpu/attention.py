@@ -16,15 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import torch
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from ...core.step import StepBatch
 from .attention_tiles import KEYS, LANES, functions
-from .parallel import parallel_for
-from .simd import FLOOR, atomic_add, float_pointer, kernel
+from .simd import FLOOR, atomic_add, float_pointer, kernel, parallel_for
 
 DECODE = -1  # in an item's second column, where a chunk's item has its key/value head
 
@@ -49,13 +48,12 @@ class Plan:
 
     @classmethod
     def build(cls, batch: StepBatch, window: int | None, heads: int, kv_heads: int, head_dim: int) -> Plan:
-        arrays = (
-            np.ascontiguousarray(batch.query_start, np.int32),
-            np.ascontiguousarray(batch.context_lens, np.int32),
+        query_start, context_lens, block_tables = (  # copies: numba compiles again for read-only arrays
+            np.array(x, np.int32, order="C") for x in (batch.query_start, batch.context_lens, batch.block_tables)
         )
-        items, left, partials = cut(*arrays, window or 0, heads // kv_heads, kv_heads)
+        items, left, partials = cut(query_start, context_lens, window or 0, heads // kv_heads, kv_heads)
         partial = np.empty((partials, heads, head_dim + 2), np.float32)
-        return cls(items, left, partial, *arrays, np.ascontiguousarray(batch.block_tables, np.int32))
+        return cls(items, left, partial, query_start, context_lens, block_tables)
 
 
 def attend(
@@ -97,28 +95,29 @@ def cut(query_start: Any, context_lens: Any, window: int, group: int, kv_heads: 
     """Items (chunks first, longest work first), items left per sequence, and how many are of decodes."""
     sequences = len(context_lens)
     left = np.zeros(sequences, np.int64)
-    chunks = 0
+    chunks, decodes = 0, 0
     for s in range(sequences):
         queries = query_start[s + 1] - query_start[s]
         if queries == 1:
             left[s] = (context_lens[s] - 1) // KEYS - oldest_key(context_lens[s] - 1, window) // KEYS + 1
+            decodes += left[s]
         elif queries > 1:
             chunks += (queries * group + LANES - 1) // LANES * kv_heads
-    items = np.empty((chunks + left.sum(), 4), np.int64)
-    at, partial = 0, 0
+    items = np.empty((chunks + decodes, 4), np.int64)
+    at = 0
     for s in range(sequences):
         rows = (query_start[s + 1] - query_start[s]) * group
         if rows > group:
             for head in range(kv_heads):
                 for first in range((rows - 1) // LANES * LANES, -1, -LANES):
-                    items[at] = (s, head, first, 0)
+                    items[at, 0], items[at, 1], items[at, 2], items[at, 3] = s, head, first, 0
                     at += 1
     for s in range(sequences):
         start = oldest_key(context_lens[s] - 1, window) // KEYS * KEYS
         for i in range(left[s]):
-            items[at] = (s, DECODE, start + i * KEYS, partial)
-            at, partial = at + 1, partial + 1
-    return items, left, partial
+            items[at, 0], items[at, 1], items[at, 2], items[at, 3] = s, DECODE, start + i * KEYS, at - chunks
+            at += 1
+    return items, left, decodes
 
 
 @kernel(inline="always")
@@ -189,7 +188,7 @@ def _decode(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offse
     end = min(tile + KEYS, np.int64(context_lens[s]))
     _locate(block_tables[s], first, end, block_size, kv_heads * dim, offsets)
     token = query_start[s] * heads * dim
-    source = numba.carray(float_pointer(q + token * 4), (heads * dim,))
+    source = carray(float_pointer(q + token * 4), (heads * dim,))
     for d in range(heads * dim):
         scratch[d] = source[d] * scale
     group = heads // kv_heads
@@ -203,7 +202,7 @@ def _decode(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offse
         left[s] = parts
         last = (np.int64(context_lens[s]) - 1) // KEYS
         begin = row - (tile // KEYS - (last - parts + 1))
-        _combine(partial[begin : begin + parts], numba.carray(float_pointer(out + token * 4), (heads, dim)))
+        _combine(partial[begin : begin + parts], carray(float_pointer(out + token * 4), (heads, dim)))
 
 
 @kernel()
@@ -289,7 +288,7 @@ def _chunk(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offset
     for lane in range(LANES):
         row = first_row + min(lane, rows - 1)
         token, head = begin + row // group, kv * group + row % group
-        source = numba.carray(float_pointer(q + (token * heads + head) * dim * 4), (dim,))
+        source = carray(float_pointer(q + (token * heads + head) * dim * 4), (dim,))
         for d in range(dim):
             queries[d * LANES + lane] = source[d] * scale
         position = place + row // group
@@ -300,7 +299,8 @@ def _chunk(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offset
     first, end = np.int64(bounds[1, 0]), np.int64(bounds[0, LANES - 1]) + 1
     seen_by_all = (np.int64(bounds[1, LANES - 1]), np.int64(bounds[0, 0]) + 1)
     for tile in range(first // KEYS * KEYS, end, KEYS):
-        a, b = max(tile, first), min(tile + KEYS, end)
+        a: Any = max(tile, first)
+        b: Any = min(tile + KEYS, end)
         padded = (b - a + 3) // 4 * 4
         _locate(block_tables[s], a, b, block_size, kv_heads * dim, offsets)
         where, k, v = offsets.ctypes.data, keys + kv * dim * 4, values + kv * dim * 4
@@ -313,7 +313,7 @@ def _chunk(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offset
     for lane in range(rows):
         row = first_row + lane
         token, head = begin + row // group, kv * group + row % group
-        target = numba.carray(float_pointer(out + (token * heads + head) * dim * 4), (dim,))
+        target = carray(float_pointer(out + (token * heads + head) * dim * 4), (dim,))
         total = state[LANES + lane]
         for d in range(dim):
             target[d] = mixed[d * LANES + lane] / total

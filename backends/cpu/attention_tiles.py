@@ -34,7 +34,7 @@ def _lane_scores(e: Emitter, queries: Any, base: Any, offsets: Any, n: Any, dim:
     """``scores`` [n, LANES] = keys [n, dim] x ``queries`` [dim, LANES]; n a multiple of four."""
     queries, base, offsets, scores = (e.pointer(x) for x in (queries, base, offsets, scores))
     with e.loop(n, 4) as key:
-        rows = [_row(e, base, offsets, e.builder.add(key, e.int(i))) for i in range(4)]
+        rows = [_row(e, base, offsets, e.builder.add(key, e.number(i))) for i in range(4)]
         sums = [[e.variable(e.splat(0.0)) for _ in range(_VECTORS)] for _ in rows]
         with e.loop(dim) as d:
             line = e.offset(queries, e.product(d, LANES))
@@ -116,7 +116,7 @@ def _row_scores(heads: int) -> Body:
     def body(e: Emitter, queries: Any, base: Any, offsets: Any, n: Any, dim: Any, scores: Any) -> None:
         queries, base, offsets, scores = (e.pointer(x) for x in (queries, base, offsets, scores))
         with e.loop(n, _UNROLL[heads]) as key:
-            rows = [_row(e, base, offsets, e.builder.add(key, e.int(i))) for i in range(_UNROLL[heads])]
+            rows = [_row(e, base, offsets, e.builder.add(key, e.number(i))) for i in range(_UNROLL[heads])]
             sums = [[e.variable(e.splat(0.0)) for _ in range(heads)] for _ in rows]
             with e.loop(dim, WIDTH) as d:
                 query = [e.load(e.offset(queries, e.product(dim, h), d)) for h in range(heads)]
@@ -152,7 +152,7 @@ def _row_values(heads: int) -> Body:
     def body(e: Emitter, weights: Any, base: Any, offsets: Any, n: Any, dim: Any, out: Any) -> None:
         weights, base, offsets, out = (e.pointer(x) for x in (weights, base, offsets, out))
         span = _UNROLL[heads] * WIDTH
-        whole = e.product(e.builder.udiv(dim, e.int(span)), span)
+        whole = e.product(e.builder.udiv(dim, e.number(span)), span)
         with e.loop(whole, span) as d:
             block(e, weights, base, offsets, n, dim, out, d, _UNROLL[heads])
         with e.loop(dim, WIDTH, whole) as d:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+from numba.np.numpy_support import carray
 
-from .parallel import parallel_for
-from .simd import WIDTH, Emitter, float_pointer, int_pointer, kernel, link
+from .simd import WIDTH, Emitter, float_pointer, int_pointer, kernel, link, parallel_for
 
 #: Elements worth handing to another thread.
 GRAIN = 8192
@@ -57,7 +56,7 @@ def _add_norm_rows(start: int, end: int, arrays: Any, width: int, eps: float) ->
 
 @kernel(inline="always")
 def _floats(address: int, count: int) -> Any:
-    return numba.carray(float_pointer(address), (count,))
+    return carray(float_pointer(address), (count,))
 
 
 @kernel()
@@ -103,8 +102,8 @@ def rope_and_store(
 def _rope_rows(start: int, end: int, qkv: int, q: int, keys: int, values: int, places: Any, shape: Any) -> None:
     positions, slots, cos, sin, q_norm, k_norm = places
     heads, kv_heads, dim, half, eps = shape
-    position = numba.carray(int_pointer(positions), (end,))
-    slot = numba.carray(int_pointer(slots), (end,))
+    position = carray(int_pointer(positions), (end,))
+    slot = carray(int_pointer(slots), (end,))
     size = dim * 4
     for row in range(start, end):
         source = qkv + row * (heads + 2 * kv_heads) * size

@@ -1,14 +1,16 @@
-"""``Ops`` on a CPU: quantised linear layers, and kernels for what lies between them.
+"""``Ops`` on a CPU: kernels for what lies between the linear layers, which are handles of their own.
 
 Float32 throughout. Shapes that the kernels don't take (widths that aren't multiples of eight) go to plain torch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
+import numpy as np
 import torch
 
+from ...core.step import StepBatch
 from ...models.config import ModelConfig
 from ...models.decoder import Layer
 from ..cuda.kv import KVPool
@@ -20,18 +22,41 @@ from .attention import Plan, attend
 from .simd import WIDTH
 
 
+@cache
+def warm_up() -> None:
+    """Load every kernel (the first time on a machine: compile them), so that no request has to wait for it."""
+    config = ModelConfig("llama", 1, 8, 8, 1, 1, 1, 8, 4, 1e-5)
+    cpu = torch.device("cpu")
+    kv, rope = KVPool(config, 1, 4, torch.float32, cpu), RopeTable.build(config.rope, 8, 4, cpu)
+    ops, x = CpuOps(config, kv, rope, warm=False), torch.ones(1, 8)
+    layer = Layer(0, None, 1.0, 1e-5, x, None, None, None, None, x, None, None)
+    zero = np.zeros(1, np.int32)
+    batch = StepBatch(
+        step_id=0,
+        token_ids=zero,
+        positions=zero,
+        slots=zero.astype(np.int64),
+        query_start=np.array([0, 1], np.int32),
+        context_lens=np.array([1], np.int32),
+        block_tables=zero[None],
+        rows=zero,
+        samples=np.ones(1, np.bool_),
+        copies=np.empty((0, 2), np.int32),
+    )
+    step = TorchStep.build(batch, torch.zeros(1, dtype=torch.int64), 4)
+    ops.attention(ops.rope_and_store(torch.ones(1, 24), layer, step), layer, step)
+    ops.swiglu(torch.cat(ops.add_rms_norm(x, ops.rms_norm(x, x[0], 1e-5), x[0], 1e-5), dim=1))
+
+
 class CpuOps(TorchOps):
     """``TorchOps`` with kernels. Tensors it is given are contiguous float32, as its own results are."""
 
-    def __init__(self, config: ModelConfig, kv: KVPool, rope: RopeTable) -> None:
+    def __init__(self, config: ModelConfig, kv: KVPool, rope: RopeTable, *, warm: bool = True) -> None:
         super().__init__(config, kv, rope)
+        if warm:
+            warm_up()
         self._step: TorchStep | None = None
         self._plans: dict[int | None, Plan] = {}  # of the current step, by window
-
-    def linear(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        """``weight`` is a ``QuantizedLinear``, or a ``DenseLinear`` on the exact road."""
-        result: torch.Tensor = weight(x) if callable(weight) else super().linear(x, weight)
-        return result
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)

@@ -12,13 +12,20 @@ from typing import Any
 
 import numba
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import types as numba_types
+from numba.core import cgutils as numba_cgutils
+from numba.extending import intrinsic as numba_intrinsic
 
-from . import jit
+from . import jit, parallel
 
 WIDTH = 8
+
+# numba's own annotations are partial; kernels are checked by tests.
+types: Any = numba_types
+cgutils: Any = numba_cgutils
+parallel_for: Callable[..., None] = parallel.parallel_for
+
+intrinsic: Callable[[Any], Any] = numba_intrinsic
 
 F32 = ir.FloatType()
 I32 = ir.IntType(32)
@@ -47,7 +54,7 @@ class Emitter:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def int(self, value: int) -> Any:
+    def number(self, value: int) -> Any:
         return ir.Constant(I64, value)
 
     def pointer(self, address: Any) -> Any:
@@ -56,12 +63,12 @@ class Emitter:
     def offset(self, base: Any, *terms: Any) -> Any:
         """The float32 at ``base`` plus the sum of ``terms`` (IR values or ints)."""
         for term in terms:
-            index = self.int(term) if isinstance(term, int) else term
+            index = self.number(term) if isinstance(term, int) else term
             base = self.builder.gep(base, [index], source_etype=F32)
         return base
 
     def product(self, a: Any, b: Any) -> Any:
-        return self.builder.mul(a, self.int(b) if isinstance(b, int) else b)
+        return self.builder.mul(a, self.number(b) if isinstance(b, int) else b)
 
     def load(self, pointer: Any, kind: Any = VECTOR) -> Any:
         return self.builder.load(pointer, typ=kind, align=4)
@@ -113,8 +120,8 @@ class Emitter:
     @contextmanager
     def loop(self, stop: Any, step: int = 1, start: Any = 0) -> Iterator[Any]:
         """``for index in range(start, stop, step)``."""
-        first = self.int(start) if isinstance(start, int) else start
-        with cgutils.for_range_slice(self.builder, first, stop, self.int(step), I64) as (index, _):
+        first = self.number(start) if isinstance(start, int) else start
+        with cgutils.for_range_slice(self.builder, first, stop, self.number(step), I64) as (index, _):
             yield index
 
     def exp(self, x: Any) -> Any:
