@@ -94,8 +94,8 @@ class CostModel:
     def _fit(self) -> None:
         """Weighted least squares over the buckets, no term negative: the best of the fits with some terms left out.
 
-        Errors count relative to the square root of the time: between relative, where the many small steps rule, and
-        absolute, where only the largest do.
+        Errors count relative to the time measured: a step that was slow for a reason of its own (a compilation, a
+        hiccup) can't pull the fit further than its own weight, and a size seen once counts a tenth.
         """
         buckets = [bucket for bucket in self._buckets.values() if bucket.seconds > 0]
         if len(buckets) < 2:  # one size seen: all of it may be per token, which is the cautious reading
@@ -104,7 +104,8 @@ class CostModel:
             return
         times = np.array([b.seconds for b in buckets])
         ages = np.array([self._now - b.seen for b in buckets])
-        scale = np.sqrt(np.maximum(_LEAST, 0.5 ** (ages / _HALF_LIFE)) / times)
+        seen_once = np.array([0.1 if b.count == 1 else 1.0 for b in buckets])
+        scale = np.sqrt(np.maximum(_LEAST, 0.5 ** (ages / _HALF_LIFE)) * seen_once) / times
         rows = np.array([(1.0, b.tokens, b.pairs) for b in buckets]) * scale[:, None]
         target = times * scale
         best = float("inf")

@@ -14,6 +14,10 @@ from .rows import Index, Rows
 from .sequence import Sequence
 from .stats import Counters
 
+#: With no stream running, a step may take so many times the stall bound: long enough to lose nothing by the cut, short
+#: enough that an abort or a newcomer is not kept waiting on a slow machine.
+_ALONE = 5
+
 
 class Scheduler:
     """Plans steps over the running rows and the waiting queue.
@@ -135,11 +139,9 @@ class Scheduler:
 
     def _chunk_budget(self, decodes: Index) -> ChunkBudget:
         tokens = self.config.max_num_batched_tokens - len(decodes)
-        seconds = None
-        if len(decodes):
-            pairs = int(self.rows.computed[decodes].sum(dtype=np.int64)) + len(decodes)
-            seconds = self.config.max_stall_ms / 1000 - self.cost.seconds(len(decodes), pairs)
-        return ChunkBudget(self.cost, tokens, seconds, self.block_size)
+        pairs = int(self.rows.computed[decodes].sum(dtype=np.int64)) + len(decodes)
+        stall = self.config.max_stall_ms / 1000 * (1 if len(decodes) else _ALONE)
+        return ChunkBudget(self.cost, tokens, stall - self.cost.seconds(len(decodes), pairs), self.block_size)
 
     def _next_reader(self, reading: list[Sequence], may_admit: bool) -> Sequence | None:
         """Of the running prompts and the queue's head, who goes first."""

@@ -177,6 +177,18 @@ def test_a_step_beside_streams_keeps_to_the_stall_bound() -> None:
     sim.finish()
 
 
+def test_a_prompt_alone_is_cut_into_steps_of_five_stall_bounds() -> None:
+    options = SimOptions(num_blocks=300, token_seconds=0.005, pair_seconds=0.0)
+    sim = Simulation(options, EngineConfig(max_stall_ms=200.0, max_num_batched_tokens=4096))
+    sim.add(prompt(4000), greedy(1))
+    lengths = []
+    while sim.engine.has_work():
+        sim.step()
+        lengths.append(sim.engine.stats().last_step_seconds)
+    assert max(lengths[3:]) <= 1.05 and len(lengths) <= 24
+    sim.finish()
+
+
 def test_prompts_get_a_share_even_when_decodes_alone_pass_the_bound() -> None:
     options = SimOptions(num_blocks=500, step_seconds=1.0)
     sim = Simulation(options, EngineConfig(max_stall_ms=1.0))

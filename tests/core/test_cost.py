@@ -37,6 +37,15 @@ def test_the_fit_predicts(noise: float, outliers: float, error: float) -> None:
         assert model.seconds(tokens, pairs) == pytest.approx(seconds(tokens, pairs), rel=error)
 
 
+def test_a_first_step_that_compiled_is_soon_outweighed() -> None:
+    model = CostModel()
+    model.observe(2048, 2_000_000, 30.0)
+    for i in range(40):
+        count = min(2048, max(16, model.chunk(1.0, 0)))
+        model.observe(count, count * (count + i) // 2, seconds(count, count * (count + i) // 2))
+    assert model.chunk(1.0, 0) > 1000
+
+
 def test_a_long_time_of_decoding_forgets_nothing_about_prompts() -> None:
     model = fitted()
     for i in range(5000):
@@ -83,7 +92,7 @@ def test_free_tokens_are_bounded() -> None:
 
 def test_the_budget_is_two_sided() -> None:
     cost = CostModel(0.001)
-    rich = ChunkBudget(cost, 2048, None, 16)
+    rich = ChunkBudget(cost, 2048, 1e6, 16)
     assert rich.grant(0, 5000) == 2048 and not rich.is_open()
     timed = ChunkBudget(cost, 2048, 0.1, 16)
     assert timed.grant(0, 60) == 60 and timed.is_open()
