@@ -54,12 +54,13 @@ def _dot_avx2(form: Format) -> Dot:
 
 
 def _dot_vnni(form: Format) -> Dot:
-    """vpdpbusd. Signed codes have been raised by 128; ``_bias`` takes that back."""
+    """vpdpbusd. Signed codes are raised by 128 here, which ``_record`` takes back."""
 
     def dot(b: Emitter, sums: ir.Value, weights: list[ir.Value], acts: list[ir.Value]) -> ir.Value:
         for w, a in zip(weights, acts, strict=True):
             raised = b.xor(w, splat(-128, BYTES)) if form.signed else w
-            sums = b.intrinsic("llvm.x86.avx512.vpdpbusd.256", WORDS, sums, raised, a)
+            operands = (b.bitcast(raised, WORDS), b.bitcast(a, WORDS))  # newer LLVMs take bytes, and upgrade this
+            sums = b.intrinsic("llvm.x86.avx512.vpdpbusd.256", WORDS, sums, *operands)
         return sums
 
     return dot

@@ -53,12 +53,14 @@ class _Scratch:
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._size = self._address = 0
 
-    def address(self, rows: int, groups: int) -> int:
-        size = -(-rows // ROWS) * ROWS * groups * ACTIVATION_BYTES
-        if self._buffer.numel() < size:
+    def address(self, size: int) -> int:
+        """Where at least ``size`` bytes are, 64-byte aligned."""
+        if self._size < size:
             self._buffer = torch.empty(size, dtype=torch.uint8)
-        return self._buffer.data_ptr()
+            self._size, self._address = size, self._buffer.data_ptr()
+        return self._address
 
 
 _scratch = _Scratch()
@@ -85,7 +87,7 @@ class QuantizedLinear:
         self._groups = -(-self.shape[1] // GROUP)
         self._padding = self._groups * GROUP - self.shape[1]
         self._segments = (Segment * len(self.parts))(*self._describe(dot))
-        self._address = ctypes.addressof(self._segments)
+        self._layer = (ctypes.addressof(self._segments), len(self.parts))
         self._pool = pool()
         self._apply = _driver().apply
 
@@ -103,10 +105,10 @@ class QuantizedLinear:
         if rows == 0:
             return out
         x = torch.nn.functional.pad(x, (0, self._padding)) if self._padding else x.contiguous()
-        acts = _scratch.address(rows, self._groups)
+        groups = self._groups
+        room = _scratch.address(-(-rows // ROWS) * ROWS * groups * ACTIVATION_BYTES)
         chunks = self._pool.threads * _CHUNKS_PER_THREAD
-        segments, groups, stride = self._address, self._groups, self.shape[0]
-        self._apply(segments, len(self.parts), x.data_ptr(), acts, out.data_ptr(), rows, groups, stride, chunks)
+        self._apply(*self._layer, x.data_ptr(), room, out.data_ptr(), rows, groups, self.shape[0], chunks)
         return out
 
     def dequantize(self) -> NDArray[np.float32]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import sys
 import threading
 from functools import cache
 
@@ -242,13 +241,9 @@ class ThreadPool:
         self._set = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(self._module.address("pool_set"))
         self._module.call("pool_init")
         self._helpers: list[threading.Thread] = []
+        self.threads = 1  # that share a job, the caller included
         self.run_address = self._module.address("parallel_for")
         jit.add_symbol(RUN_SYMBOL, self.run_address)
-
-    @property
-    def threads(self) -> int:
-        """Threads that share a job, the caller included."""
-        return len(self._helpers) + 1
 
     def resize(self, threads: int | None = None) -> None:
         """Share jobs among ``threads`` threads (None: one per usable CPU). Not while a job runs."""
@@ -264,6 +259,7 @@ class ThreadPool:
             threading.Thread(target=self._worker, args=(self._spin,), name=f"bireme-cpu-{i}", daemon=True)
             for i in range(1, wanted)
         ]
+        self.threads = wanted
         self._set(len(self._helpers), 0)
         for helper in self._helpers:
             helper.start()
@@ -276,8 +272,7 @@ class ThreadPool:
 
 @cache
 def pool() -> ThreadPool:
-    """The process's pool, made at first use with one thread per usable CPU (one on systems without pthreads)."""
+    """The process's pool, made at first use with one thread per usable CPU. It needs pthreads."""
     made = ThreadPool()
-    if sys.platform != "win32":
-        made.resize()
+    made.resize()
     return made
