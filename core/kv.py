@@ -96,7 +96,8 @@ class KVManager:
     def _match(self, seq: Sequence) -> Match:
         """From the leader of its request while that runs, else from the cache; never the last token."""
         leader, limit = seq.leader, len(seq.tokens) - 1
-        if leader is seq or leader.row < 0 or seq.num_outputs or self.rows.computed[leader.row] < limit:
+        may_fork = leader is not seq and leader.row >= 0 and leader.settled and not seq.num_outputs
+        if not may_fork or self.rows.computed[leader.row] < limit:
             return self.cache.match(seq.tokens, seq.group.request.cache_salt, limit)
         whole, rest = divmod(limit, self.block_size)
         blocks = tuple(leader.blocks[:whole])

@@ -62,7 +62,7 @@ class Rows:
         """Give ``seq`` a row; its blocks cover all its tokens, the first ``computed`` of which hold their K/V."""
         row = heapq.heappop(self._free)
         count = len(seq.tokens)
-        seq.row = row
+        seq.row, seq.settled = row, False
         seq.entry = np.array(seq.tokens, np.int32)
         self.seqs[row] = seq
         self.active[row] = True

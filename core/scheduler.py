@@ -63,6 +63,7 @@ class Scheduler:
         plan = self._plan
         self.rows.advance(built.rows, built.counts, built.batch.samples)
         for seq, start, length in plan.chunks:
+            seq.settled = True
             if seq.group.held and seq is seq.leader and start + length >= seq.prompt_len:
                 self.release_siblings(seq)
         for block in plan.pins:

@@ -60,6 +60,7 @@ class Sequence:
     node: Node | None = None  # of the last block published or shared
     num_pending: int = 0  # tokens in flight of a preempted sequence
     num_preemptions: int = 0
+    settled: bool = False  # a step with it was submitted since it entered its row: what it shares is, or will be, there
     reported: bool = False  # its first output was handed out
     finish_reason: FinishReason | None = None
     entry: NDArray[np.int32] | None = None  # the tokens it had when it entered its row

@@ -254,6 +254,22 @@ def test_siblings_share_the_prompt_and_differ(length: int, caching: bool, depth:
     assert [again.tokens("r0", i) for i in range(4)] == [sim.tokens(request, i) for i in range(4)]
 
 
+def test_a_sibling_does_not_fork_from_a_leader_whose_own_copy_is_still_to_come() -> None:
+    sim = simulation(depth=1, max_num_seqs=2)
+    request = sim.add(prompt(20), SamplingParams(max_tokens=9, seed=3, n=2))
+    other = sim.add(prompt(5, 1), greedy(50))
+    sim.run(3)
+    scheduler, leader = sim.engine.scheduler, sim.group(request)[0]
+    assert leader.row >= 0 and sim.engine.stats().running == 2
+    scheduler.kv.release(leader)
+    leader.account.running -= 1
+    scheduler.queue.push_preempted(leader)
+    sim.abort(other)
+    sim.step()  # the leader copies its partly filled block; its sibling enters in the same step
+    assert sim.engine.stats().running == 2
+    sim.finish()
+
+
 @DEPTHS
 def test_stored_blocks_are_never_written_again(depth: int) -> None:
     sim = simulation(depth=depth)
