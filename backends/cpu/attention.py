@@ -274,6 +274,23 @@ def _combine(parts: Any, out: Any) -> None:
 
 
 @kernel()
+def _load_lanes(
+    q: int, first_row: int, rows: int, layout: Any, scale: float, window: int, queries: Any, bounds: Any, state: Any
+) -> None:
+    """A tile's rows into the lanes of ``queries`` [dim, LANES], the last one repeated; what each sees."""
+    begin, place, kv, group, heads, dim = layout
+    for lane in range(LANES):
+        row = first_row + min(lane, rows - 1)
+        token, head = begin + row // group, kv * group + row % group
+        source = carray(float_pointer(q + (token * heads + head) * dim * 4), (dim,))
+        for d in range(dim):
+            queries[d * LANES + lane] = source[d] * scale
+        position = place + row // group
+        bounds[0, lane], bounds[1, lane] = position, oldest_key(position, window)
+        state[lane], state[LANES + lane] = FLOOR, 0.0
+
+
+@kernel()
 def _chunk(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offsets: Any) -> None:
     q, keys, values, out = pointers
     scale, window, block_size, heads, kv_heads, dim = shape
@@ -285,15 +302,7 @@ def _chunk(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offset
     bounds = np.empty((2, LANES), np.int32)
     queries, mixed = scratch[: dim * LANES], scratch[dim * LANES : 2 * dim * LANES]
     state, scores = scratch[2 * dim * LANES :], scratch[2 * dim * LANES + 3 * LANES :]
-    for lane in range(LANES):
-        row = first_row + min(lane, rows - 1)
-        token, head = begin + row // group, kv * group + row % group
-        source = carray(float_pointer(q + (token * heads + head) * dim * 4), (dim,))
-        for d in range(dim):
-            queries[d * LANES + lane] = source[d] * scale
-        position = place + row // group
-        bounds[0, lane], bounds[1, lane] = position, oldest_key(position, window)
-        state[lane], state[LANES + lane] = FLOOR, 0.0
+    _load_lanes(q, first_row, rows, (begin, place, kv, group, heads, dim), scale, window, queries, bounds, state)
     for i in range(dim * LANES):
         mixed[i] = 0.0
     first, end = np.int64(bounds[1, 0]), np.int64(bounds[0, LANES - 1]) + 1

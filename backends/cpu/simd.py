@@ -6,8 +6,11 @@ gives them: they cross into numba far faster than arrays do.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -16,6 +19,7 @@ from numba import types as numba_types
 from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
+from ...models.cache import cache_folder
 from . import jit, parallel
 
 WIDTH = 8
@@ -23,8 +27,8 @@ WIDTH = 8
 # numba's own annotations are partial; kernels are checked by tests.
 types: Any = numba_types
 cgutils: Any = numba_cgutils
+settings: Any = numba.config
 parallel_for: Callable[..., None] = parallel.parallel_for
-
 intrinsic: Callable[[Any], Any] = numba_intrinsic
 
 F32 = ir.FloatType()
@@ -42,9 +46,25 @@ _loaded: list[jit.Module] = []  # never unloaded: cached numba code holds addres
 FLOOR = -1e30
 
 
+@cache
+def _cache_path() -> str:
+    """Where numba keeps machine code: a folder per state of these sources, since it looks at one file at a time."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return str(cache_folder() / "numba" / digest.hexdigest()[:16])
+
+
 def kernel(**options: Any) -> Callable[[Any], Any]:
     """``numba.njit`` without the GIL, cached on disk; additions may be reordered and fused, NaN and inf stay exact."""
-    decorate: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"}, **options)
+
+    def decorate(function: Any) -> Any:
+        before, settings.CACHE_DIR = settings.CACHE_DIR, _cache_path()
+        try:
+            return numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"}, **options)(function)
+        finally:
+            settings.CACHE_DIR = before
+
     return decorate
 
 
