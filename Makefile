@@ -22,7 +22,7 @@ EXTRA ?= $(shell if [ "$$(uname -s)-$$(uname -m)" = Darwin-arm64 ]; then echo ml
 TORCH_INDEX := $(if $(filter cpu-Linux,$(EXTRA)-$(shell uname -s)),--extra-index-url https://download.pytorch.org/whl/cpu)
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt --quiet --quiet
 INPUTS := pyproject.toml constraints.txt
 
 .PHONY: help serve test lint fmt types bench-peers kl agree clean
@@ -74,7 +74,7 @@ clean:
 
 .venv/.serve-$(EXTRA): .venv/.python $(INPUTS)
 	@echo "Installing Bireme for this machine ($(EXTRA)) ..."
-	@$(if $(TORCH_INDEX),$(PIP) --quiet --no-deps --retries 0 --timeout 15 $(TORCH_INDEX) torch)
+	@$(if $(TORCH_INDEX),$(PIP) --no-deps --retries 0 --timeout 15 $(TORCH_INDEX) torch)
 	@$(PIP) --editable '.[$(EXTRA)]'
 	@touch $@
 

@@ -1,8 +1,8 @@
 """llama.cpp's own logits, through the C functions that xllamacpp's extension exports.
 
-The two parameter records are taken as llama.cpp's defaults and passed back whole; only the first fields of the context's
-record are set (n_ctx, n_batch, n_ubatch, n_seq_max: their places are checked after the fact). Both are declared larger
-than they are: such records travel in memory, so the callee reads and writes only its own part.
+Both parameter records are taken as llama.cpp's defaults and passed back whole; only the first fields of the context's
+record are set (n_ctx, n_batch, n_ubatch, n_seq_max), and checked after the fact. Both are declared larger than they
+are: such records travel in memory, so the callee reads and writes only its own part.
 """
 
 from __future__ import annotations

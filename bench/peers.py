@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def _start(model: Path, asked: argparse.Namespace) -> list[Server]:
     longest = max(asked.prompt_tokens, asked.prefix_tokens + 30) + asked.output_tokens
     context = -(-longest // 256) * 256
     servers = []
-    starts = {
+    starts: dict[str, Callable[[], Server]] = {
         OURS: lambda: start_bireme(OURS, model, device=asked.device, threads=asked.threads, parallel=parallel),
         LLAMA: lambda: start_llama(LLAMA, model, threads=asked.threads, parallel=parallel, context=context),
         LLAMA_Q4_0: lambda: start_llama(
@@ -187,7 +187,7 @@ def _table(rows: Sequence[Measured]) -> str:
 
 def _middle(reports: Sequence[Report]) -> dict[str, float | None]:
     """Each figure's median over the rounds (the lower of two middle ones)."""
-    figures = {
+    figures: dict[str, list[float | None]] = {
         "rate": [report.output_tokens_per_second for report in reports],
         "ttft50": [report.ttft["p50"] for report in reports],
         "ttft95": [report.ttft["p95"] for report in reports],

@@ -1,8 +1,8 @@
 """How far fast arithmetic moves the next-token distribution: ``make kl``.
 
 The reference is Bireme's exact road (float32 throughout, over the file's own dequantised weights). For every position
-of the text it takes KL(exact || other) in nats, for Bireme's fast road and for llama.cpp on the same GGUF file. The text
-is that of ``bench.text``, cut into windows that each start a new sequence.
+of the text it takes KL(exact || other) in nats, for Bireme's fast road and for llama.cpp on the same GGUF file. The
+text is that of ``bench.text``, cut into windows that each start a new sequence.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Compared:
 
     def add(self, exact: NDArray[np.float32], other: NDArray[np.float32], token_ids: list[int]) -> None:
         """``exact`` and ``other`` are log-probabilities [T, V] after each of ``token_ids``."""
-        self.kl += np.sum(np.exp(exact) * (exact - other), axis=1, dtype=np.float64).tolist()
+        self.kl += [float(value) for value in np.sum(np.exp(exact) * (exact - other), axis=1, dtype=np.float64)]
         self._same += int((exact.argmax(axis=1) == other.argmax(axis=1)).sum())
         at = np.arange(len(token_ids) - 1)
         self._loss -= float(other[at, token_ids[1:]].sum(dtype=np.float64))
