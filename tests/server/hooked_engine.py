@@ -1,7 +1,7 @@
-"""An engine for tests that misbehaves on demand: a prompt's last character says how.
+"""An engine for tests that misbehaves on demand: a prompt's last character says how. It simulates: its text is noise.
 
 ``Z`` sleeps in the prefill, ``N`` gives NaN logits for that row, ``K`` raises in the third step of the row, ``W`` never
-returns. Loading takes ``BIREME_TEST_LOAD_S`` seconds longer.
+returns. Loading takes ``BIREME_TEST_LOAD_S`` seconds longer, and each step ``BIREME_TEST_STEP_S``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class HookedBackend:
         return self._inner.info
 
     def submit(self, batch: StepBatch) -> Ticket:
+        time.sleep(float(os.environ["BIREME_TEST_STEP_S"]))
         for init in batch.new_rows:
             self._hooks[init.row] = chr(init.prompt_ids[-1]) if init.prompt_ids[-1] < 128 else ""
             self._steps[init.row] = 0

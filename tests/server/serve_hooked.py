@@ -36,9 +36,10 @@ def main() -> None:
     run.create_app = app_inside_plain_middleware
     model, options = sys.argv[1], json.loads(sys.argv[2])
     os.environ["BIREME_TEST_LOAD_S"] = str(options.pop("load_s", 0))
+    os.environ["BIREME_TEST_STEP_S"] = str(options.pop("step_s", 0.005))
     engine = {one.name: options.pop(one.name) for one in fields(EngineConfig) if one.name in options}
     config = EngineConfig(**{"kv_cache_memory": 32 * 2**20, **engine})
-    spec = EngineSpec(model, "cpu", config, "exact", threads=1, loader="hooked_engine:load_hooked")
+    spec = EngineSpec(model, "sim", config, loader="hooked_engine:load_hooked")
     sys.exit(run.serve(ServerSettings(spec, **options), bind("127.0.0.1", 0)))
 
 

@@ -45,6 +45,6 @@ def test_cached_blocks_are_no_leak(server: Any) -> None:
 
 
 def test_statistics_line_while_busy(hooked: Any) -> None:
-    hooked.post("/v1/chat/completions", chat("6", max_tokens=200))
+    hooked.post("/v1/chat/completions", chat("6", max_tokens=200, ignore_eos=True))
     hooked.post("/v1/chat/completions", chat("Z", max_tokens=2))
     assert re.search(r"running \d+, waiting 0, in [\d.]+ tok/s, out [\d.]+ tok/s, KV [\d.]+%, prefix hits", hooked.log)
