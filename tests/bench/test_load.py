@@ -67,7 +67,7 @@ def test_a_chunk_may_hold_several_tokens() -> None:
 
     found = run(answer, 1)
     assert (found.output_tokens, found.tokens_from) == (100, "usage")
-    assert found.tpot["p50"] == pytest.approx(24 * 0.01 / 99, rel=0.5)
+    assert found.tpot["p50"] is not None and 24 * 0.01 / 99 * 0.9 < found.tpot["p50"] < 0.01
     assert (found.prompt_tokens, found.cached_tokens) == (5, 3)
 
 
@@ -88,7 +88,7 @@ def test_first_token_is_the_first_text() -> None:
         writer.write(text("now") + text("", "stop") + usage(1) + DONE)
 
     found = run(answer, 1)
-    assert found.ttft["p50"] == pytest.approx(0.3, abs=0.15)
+    assert found.ttft["p50"] is not None and 0.29 < found.ttft["p50"] < 2
 
 
 def test_failures_never_improve_the_numbers() -> None:
@@ -139,8 +139,8 @@ def test_open_loop_counts_from_the_intended_start() -> None:
     due = [i * 0.02 for i in range(100)]
     found = run(answer, 100, due=due)
     assert found.good == 100
-    assert found.latency["p99"] == pytest.approx(0.98, abs=0.15)
-    assert found.latency["p50"] is not None and found.latency["p50"] < 0.2
+    assert found.latency["p99"] == pytest.approx(0.98, abs=0.4)  # a generator that waits for answers would see 0
+    assert found.latency["p95"] == pytest.approx(0.90, abs=0.4)
 
 
 def test_percentiles_are_nearest_rank() -> None:

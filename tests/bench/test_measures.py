@@ -1,0 +1,69 @@
+"""The benchmarks' own arithmetic: divergences, prompts, tables."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bireme.bench import peers
+from bireme.bench.load import Report
+from bireme.bench.quality import Compared, log_softmax, windows_of
+from bireme.bench.text import PromptMaker, load_tokenizer, real_text
+
+
+def test_divergence_of_known_distributions() -> None:
+    exact = np.log(np.array([[0.5, 0.25, 0.25], [0.7, 0.2, 0.1]], np.float32))
+    other = np.log(np.array([[0.25, 0.5, 0.25], [0.7, 0.2, 0.1]], np.float32))
+    compared = Compared("x")
+    compared.add(log_softmax(exact + 3), log_softmax(other - 5), [9, 2])
+    found = compared.result()
+    first = 0.5 * np.log(0.5 / 0.25) + 0.25 * np.log(0.25 / 0.5)
+    assert found.tokens == 2
+    assert found.mean == pytest.approx(first / 2, abs=1e-6)
+    assert found.p99 == pytest.approx(first, abs=1e-6)
+    assert found.same_top == 0.5
+    assert found.perplexity == pytest.approx(4, rel=1e-5)
+
+
+def test_windows_leave_a_short_rest_out() -> None:
+    assert list(windows_of(list(range(10)), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_prompts_have_their_length_and_never_begin_alike(demo_model: Path) -> None:
+    tokenizer = load_tokenizer(demo_model)
+    maker = PromptMaker(tokenizer)
+    prompts = [maker.distinct(50) for _ in range(200)]
+    assert {len(prompt) for prompt in prompts} == {50}
+    assert len({prompt[0] for prompt in prompts}) == 200
+    shared = maker.shared(60, 10, 5)
+    assert len({prompt[:60] for prompt in shared}) == 1
+    assert len({prompt[60] for prompt in shared}) == 5
+    assert shared[0][0] not in {prompt[0] for prompt in prompts}
+
+
+def test_real_text_is_long_enough_or_says_so() -> None:
+    assert len(real_text(100_000)) == 100_000
+    with pytest.raises(ValueError, match="asked for"):
+        real_text(10**9)
+
+
+def _report(rate: float, ttft: float | None, good: int = 4) -> Report:
+    spread = {"p50": ttft, "p95": ttft, "p99": ttft}
+    failures = {"HTTP 503": 4 - good} if good < 4 else {}
+    return Report(4, good, failures, 1.0, 64, "usage", rate, 1.0, 800, 80, spread, spread, spread, 0.0)
+
+
+def test_table_has_ratios_both_ways_and_shows_failures() -> None:
+    rows = [
+        peers.Measured("distinct", 4, 0, peers.OURS, _report(120.0, 0.5)),
+        peers.Measured("distinct", 4, 0, peers.LLAMA, _report(40.0, 2.0, good=3)),
+    ]
+    asked = argparse.Namespace(prompt_tokens=200, output_tokens=64, prefix_tokens=1000, rounds=1)
+    machine = {"cpu": "c", "logical_cores": 2, "memory_gib": 4, "system": "s", "python": "3", "packages": {}}
+    machine |= {"commit": "x", "command": "y", "date": "z", "load_average": 0}
+    text = peers.markdown(machine, rows, {peers.OURS: 2**20}, asked)
+    assert "| 4 | bireme | 120.0 |  | 500 ms | 500 ms |  | 500 ms | 0 | 10% |" in text
+    assert "| 4 | llama.cpp | 40.0 | 3.00 | 2.00 s | 2.00 s | 4.00, 4.00 | 2000 ms | 1 | 10% |" in text
