@@ -93,7 +93,8 @@ class Compared:
 
     def add(self, exact: NDArray[np.float32], other: NDArray[np.float32], token_ids: list[int]) -> None:
         """``exact`` and ``other`` are log-probabilities [T, V] after each of ``token_ids``."""
-        self.kl += [float(value) for value in np.sum(np.exp(exact) * (exact - other), axis=1, dtype=np.float64)]
+        divergence = np.asarray(np.sum(np.exp(exact) * (exact - other), axis=1, dtype=np.float64))
+        self.kl += [float(value) for value in divergence]
         self._same += int((exact.argmax(axis=1) == other.argmax(axis=1)).sum())
         at = np.arange(len(token_ids) - 1)
         self._loss -= float(other[at, token_ids[1:]].sum(dtype=np.float64))
