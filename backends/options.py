@@ -11,9 +11,15 @@ class BackendOptions:
 
     cpu_precision: str = "fast"  # "fast": int8 linear layers and fused kernels; "exact": float32, the reference
     threads: int | None = None  # CPU threads; None: one per physical core this process may use
+    mlx_weights: str = "auto"  # "quantized" keeps quantised matrices so, "dense" decodes them; auto: quantized on Metal
+    mlx_dtype: str = "auto"  # of MLX's arithmetic; auto: the model's half precision on Metal, float32 elsewhere
 
     def __post_init__(self) -> None:
         if self.cpu_precision not in ("fast", "exact"):
             raise ValueError(f"cpu_precision is {self.cpu_precision!r}; it must be 'fast' or 'exact'")
+        if self.mlx_weights not in ("auto", "quantized", "dense"):
+            raise ValueError(f"mlx_weights is {self.mlx_weights!r}; it must be 'auto', 'quantized' or 'dense'")
+        if self.mlx_dtype not in ("auto", "float32", "float16", "bfloat16"):
+            raise ValueError(f"mlx_dtype is {self.mlx_dtype!r}; it must be 'auto', 'float32', 'float16' or 'bfloat16'")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads is {self.threads}; it must be at least 1")

@@ -58,6 +58,10 @@ def load_backend(
     """
     options = options or BackendOptions()
     resolved = resolve_device(device)
+    if resolved == "mlx":
+        from .mlx.runner import MlxBackend
+
+        return MlxBackend(checkpoint, config, options, progress)
     problem = _torch_problem()
     if problem is not None:
         raise DeviceUnavailableError(f"device {resolved!r} can't be used: {problem}")
@@ -122,13 +126,6 @@ def _cuda_problem() -> str | None:
 
 
 def _mlx_problem() -> str | None:
-    package = f"{__package__}.mlx.runner"
-    try:
-        found = importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found:
-        return "the MLX backend comes with a later version; use --device cpu"
     if importlib.util.find_spec("mlx") is None:
         return "MLX is not installed; install bireme[mlx], or use --device cpu"
     return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from .config import ModelConfig
 from .ggml_types import DENSE
+from .mlx_float import MODE_OF
 from .names import HEAD, expected_shapes, optional_shapes
 from .source import StoredTensor, TensorSource
 from .weight import CheckpointError, TokenizerFiles, Weight
@@ -52,6 +53,10 @@ class OpenCheckpoint:
         if name not in self._used:
             raise CheckpointError(f"{self.path}: missing tensor {self._source.file_name(name)}")
         return self._source.load(name)
+
+    def stored(self, name: str) -> StoredTensor:
+        """What the headers say of a tensor that ``names`` gave; reads nothing."""
+        return self._used[name]
 
     def advise_sequential(self) -> None:
         """Tell the system that all weights will soon be read."""
@@ -130,7 +135,8 @@ def _label(tensors: Mapping[str, StoredTensor]) -> str:
     """The encoding of most weights, and others that hold a tenth of the bytes or more: "Q4_K + Q6_K"."""
     sizes: Counter[str] = Counter()
     for tensor in tensors.values():
-        sizes[f"{tensor.bits}-bit MLX" if tensor.kind == "MLX" else tensor.kind] += tensor.nbytes
+        kind = MODE_OF.get(tensor.kind, tensor.kind)
+        sizes[f"{tensor.bits}-bit MLX" if kind == "MLX" else kind] += tensor.nbytes
     total = sum(sizes.values())
     kinds = [kind for kind, size in sizes.most_common() if size * 10 >= total]
     blocks = [kind for kind in kinds if kind not in DENSE]

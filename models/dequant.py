@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .blocks import UNPACKERS, unpack
 from .ggml_types import BY_NAME
 from .mlx_affine import unpack_codes
+from .mlx_float import MODE_OF, decode
 from .weight import Weight
 
 CHUNK = 1 << 18  # elements decoded at a time
@@ -20,7 +21,8 @@ CHUNK = 1 << 18  # elements decoded at a time
 def dequantize(weight: Weight, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
     """Rows ``start`` to ``stop`` (all, unless given) as float32, shape ``weight.shape`` but for the rows.
 
-    Bit for bit what gguf-py makes of GGML types; MLX weights are scale * code + bias in float32. Always a new array.
+    Bit for bit what gguf-py makes of GGML types; affine MLX weights are scale * code + bias in float32. Always a new
+    array.
 
     Raises:
         ValueError: a kind without a decoder.
@@ -67,6 +69,9 @@ def _decode(weight: Weight, rows: slice) -> NDArray[np.float32]:
         return bf16_to_float32(data)
     if kind == "MLX":
         return _decode_mlx(weight, rows)
+    if kind in MODE_OF:
+        assert weight.scales is not None
+        return decode(kind, data, weight.scales[rows])
     if kind not in UNPACKERS:
         raise ValueError(f"tensor {weight.name} has type {kind}, for which there is no decoder")
     return unpack(kind, data.reshape(-1, BY_NAME[kind].size)).values()

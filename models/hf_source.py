@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .dequant import bf16_to_float32
 from .ggml_types import DENSE
 from .mlx_config import MlxQuantization
+from .mlx_float import KIND_OF, MODE_OF
 from .names import canonical_from_hf
 from .safetensors import SafeTensor, SafetensorsFile, open_safetensors
 from .source import StoredTensor
@@ -68,14 +69,17 @@ class SafetensorsSource:
         where = f"{self.path}: tensor {name}"
         if self._quantization is None:
             raise CheckpointError(f"{where} has scales, but config.json says nothing of quantisation")
-        bits, group = self._quantization.of(canonical)
+        form = self._quantization.of(canonical)
+        bits, group, affine = form.bits, form.group_size, form.mode == "affine"
         biases = self._found.get(name.removesuffix(".weight") + ".biases")
-        if biases is None:
-            raise CheckpointError(f"{where} has scales but no biases: not MLX's affine form, which alone is supported")
-        parts = (scales, biases[1])
-        if words.dtype != "U32" or len(words.shape) != 2 or any(part.dtype not in DENSE for part in parts):
+        if affine and biases is None:
+            raise CheckpointError(f"{where} has scales but no biases: not MLX's affine form, which config.json names")
+        parts = (scales, biases[1]) if affine and biases is not None else (scales,)
+        wanted = DENSE if affine else ("U8",)
+        if words.dtype != "U32" or len(words.shape) != 2 or any(part.dtype not in wanted for part in parts):
             raise CheckpointError(
-                f"{where}: {words.dtype} {words.shape} with scales {scales.dtype}; wanted: U32 [rows, words]"
+                f"{where}: {words.dtype} {words.shape} with scales {scales.dtype}; wanted: U32 [rows, words] with "
+                f"scales {' or '.join(wanted)}"
             )
         rows, width = words.shape
         columns = scales.shape[-1] * group if scales.shape else 0
@@ -86,17 +90,18 @@ class SafetensorsSource:
                 f"columns ({scales.shape[-1] if scales.shape else 0} groups) are {real} bits"
             )
         nbytes = words.nbytes + sum(part.nbytes for part in parts)
-        return StoredTensor(name, (rows, columns), "MLX", nbytes, bits)
+        return StoredTensor(name, (rows, columns), KIND_OF.get(form.mode, "MLX"), nbytes, bits, group_size=group)
 
     def load(self, name: str) -> Weight:
         own, stored = self._names[name], self.tensors[name]
         data = self._data(own)
-        if stored.kind != "MLX":
+        if stored.kind in DENSE:
             return Weight(name, stored.shape, stored.kind, data)
-        stem = own.removesuffix(".weight")
-        bits, group = self._quantization.of(name) if self._quantization is not None else (stored.bits, 0)
+        stem, packing = own.removesuffix(".weight"), (stored.bits, stored.group_size)
+        if stored.kind in MODE_OF:
+            return Weight(name, stored.shape, stored.kind, data, self._data(f"{stem}.scales"), None, *packing)
         scales, biases = self._floats(f"{stem}.scales"), self._floats(f"{stem}.biases")
-        return Weight(name, stored.shape, "MLX", data, scales, biases, bits, group)
+        return Weight(name, stored.shape, "MLX", data, scales, biases, *packing)
 
     def _data(self, own: str) -> NDArray[Any]:
         file, tensor = self._found[own]

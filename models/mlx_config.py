@@ -1,4 +1,4 @@
-"""How a safetensors folder says that it is quantised: MLX's affine form is read, everything else refused by name."""
+"""How a safetensors folder says that it is quantised: MLX's own modes are read, everything else refused by name."""
 
 from __future__ import annotations
 
@@ -7,28 +7,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from .mlx_affine import BITS, GROUP_SIZES
+from .mlx_float import MODES
 from .names import canonical_from_hf
 from .weight import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
-class MlxQuantization:
-    """Bits and group size: the folder's own, and per module (canonical name, without ".weight") where it has others."""
+class MlxForm:
+    """How one matrix is quantised."""
 
     bits: int
     group_size: int
-    overrides: Mapping[str, tuple[int, int]]  # module -> (bits, group size)
+    mode: str = "affine"  # or a key of ``mlx_float.MODES``
 
-    def of(self, name: str) -> tuple[int, int]:
-        """(bits, group size) of the weight ``name`` (canonical)."""
-        return self.overrides.get(name.removesuffix(".weight"), (self.bits, self.group_size))
+
+@dataclass(frozen=True, slots=True)
+class MlxQuantization:
+    """The folder's own form, and per module (canonical name, without ".weight") where it has another."""
+
+    form: MlxForm
+    overrides: Mapping[str, MlxForm]
+
+    def of(self, name: str) -> MlxForm:
+        """The form of the weight ``name`` (canonical)."""
+        return self.overrides.get(name.removesuffix(".weight"), self.form)
 
 
 def mlx_quantization(config: Mapping[str, Any], source: str) -> MlxQuantization | None:
     """What ``config.json`` says of quantisation; None: nothing, the weights are dense.
 
     Raises:
-        CheckpointError: another scheme than MLX's affine one, or numbers it doesn't have.
+        CheckpointError: another scheme than MLX's, or numbers it doesn't have.
     """
     given = config.get("quantization") or config.get("quantization_config") or config.get("compression_config")
     if given is None:
@@ -38,27 +47,36 @@ def mlx_quantization(config: Mapping[str, Any], source: str) -> MlxQuantization 
     method = given.get("quant_method") or (None if "bits" in given and "group_size" in given else "an unknown method")
     if method is not None:
         raise CheckpointError(
-            f"{source}: weights quantised by {method} are not supported; supported: dense weights, MLX affine, GGUF"
+            f"{source}: weights quantised by {method} are not supported; supported: dense weights, MLX, GGUF"
         )
-    bits, group_size = _numbers(given, {}, "quantization", source)
-    overrides: dict[str, tuple[int, int]] = {}
+    form = _form(given, {}, "quantization", source)
+    overrides: dict[str, MlxForm] = {}
     for key, value in given.items():
         if isinstance(value, dict):
             name = canonical_from_hf(key + ".weight").removesuffix(".weight")
-            overrides[name] = _numbers(value, given, key, source)
-    return MlxQuantization(bits, group_size, overrides)
+            overrides[name] = _form(value, given, key, source)
+    return MlxQuantization(form, overrides)
 
 
-def _numbers(given: Mapping[str, Any], outer: Mapping[str, Any], where: str, source: str) -> tuple[int, int]:
+def _form(given: Mapping[str, Any], outer: Mapping[str, Any], where: str, source: str) -> MlxForm:
     mode = given.get("mode", outer.get("mode", "affine"))
-    if mode != "affine":
+    if mode != "affine" and mode not in MODES:
         raise CheckpointError(
-            f"{source}: MLX quantisation mode {mode!r} of {where} is not supported; supported: affine"
+            f"{source}: MLX quantisation mode {mode!r} of {where} is not supported; supported: affine, "
+            f"{', '.join(MODES)}"
         )
     bits, group_size = given.get("bits", outer.get("bits")), given.get("group_size", outer.get("group_size"))
+    if mode != "affine":
+        own = MODES[mode]
+        if (bits, group_size) != (own.bits, own.group_size):
+            raise CheckpointError(
+                f"{source}: {where} is {mode} with {bits!r} bits in groups of {group_size!r}; {mode} has {own.bits} "
+                f"bits in groups of {own.group_size}"
+            )
+        return MlxForm(own.bits, own.group_size, mode)
     if bits not in BITS or group_size not in GROUP_SIZES:
         raise CheckpointError(
             f"{source}: {where} has {bits!r} bits in groups of {group_size!r}; supported: {BITS} bits, "
             f"groups of {GROUP_SIZES}"
         )
-    return int(bits), int(group_size)
+    return MlxForm(int(bits), int(group_size))

@@ -19,6 +19,7 @@ class StoredTensor:
     nbytes: int  # stored, scales and biases included
     bits: int = 0  # of MLX tensors
     problem: str | None = None  # why it can't be used, if so
+    group_size: int = 0  # of MLX tensors
 
 
 class TensorSource(Protocol):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .config import ModelConfig
+
+if TYPE_CHECKING:
+    from .source import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +20,9 @@ class Weight:
     """A tensor, usually a view of a memory-mapped file.
 
     ``kind`` is "F32", "F16", "BF16" (``data`` typed ``shape``; BF16 as uint16), a GGML block type such as "Q4_1"
-    (``data`` uint8 [rows, bytes per row]), or "MLX" (affine: ``data`` uint32 [rows, words], with ``scales`` and
-    ``biases`` float16 or float32 [rows, groups]; ``bits``, ``group_size``).
+    (``data`` uint8 [rows, bytes per row]), "MLX" (affine: ``data`` uint32 [rows, words], with ``scales`` and
+    ``biases`` float16 or float32 [rows, groups]; ``bits``, ``group_size``), or "MLX_MXFP4", "MLX_MXFP8", "MLX_NVFP4"
+    (the same with ``scales`` uint8 and no ``biases``; see ``mlx_float.py``).
     """
 
     name: str  # canonical: Hugging Face's, without "language_model." and the like
@@ -55,6 +59,10 @@ class Checkpoint(Protocol):
 
     def weight(self, name: str) -> Weight:
         """Raises ``CheckpointError`` naming the tensor when it is missing or has the wrong shape."""
+        ...
+
+    def stored(self, name: str) -> StoredTensor:
+        """What the headers say of a tensor that ``names`` gave; reads nothing."""
         ...
 
     def close(self) -> None: ...

@@ -130,8 +130,12 @@ def test_other_schemes_are_refused_by_name(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"mode": "mxfp4"}, "MLX quantisation mode 'mxfp4' of quantization is not supported"),
-        ({"lm_head": {"mode": "nvfp4"}}, "MLX quantisation mode 'nvfp4' of lm_head is not supported"),
+        ({"mode": "mxfp6"}, "MLX quantisation mode 'mxfp6' of quantization is not supported"),
+        ({"mode": "mxfp4", "bits": 8}, "quantization is mxfp4 with 8 bits in groups of 32; mxfp4 has 4 bits"),
+        (
+            {"lm_head": {"mode": "nvfp4"}},
+            "lm_head is nvfp4 with 4 bits in groups of 32; nvfp4 has 4 bits in",
+        ),
         ({"bits": 7}, "quantization has 7 bits in groups of 32"),
         ({"group_size": 33}, "quantization has 4 bits in groups of 33"),
         ({"lm_head": {"bits": "4"}}, "lm_head has '4' bits"),

@@ -1,0 +1,99 @@
+"""Weight handles: matrices and tables that an operation calls, however they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .library import Array, mx
+
+#: What an operation does with its handle: it calls it.
+Linear = Callable[[Array], Array]
+Embedding = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """A matrix [N, K] and its bias [N]."""
+
+    weight: Array
+    bias: Array | None = None
+
+    def __call__(self, x: Array) -> Array:
+        product = x @ self.weight.T
+        return product if self.bias is None else product + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEmbedding:
+    """A table [V, D]."""
+
+    table: Array
+
+    def __call__(self, token_ids: Array) -> Array:
+        return mx.take(self.table, token_ids, axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How MLX reads a quantised matrix; matrices of one packing can be stacked."""
+
+    bits: int
+    group_size: int
+    mode: str = "affine"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """A quantised matrix: words uint32 [N, K * bits / 32], scales and, in the affine mode, biases [N, K / group]."""
+
+    words: Array
+    scales: Array
+    biases: Array | None
+    packing: Packing
+    bias: Array | None = None
+
+    def __call__(self, x: Array) -> Array:
+        how = self.packing
+        product = mx.quantized_matmul(
+            x,
+            self.words,
+            self.scales,
+            self.biases,
+            transpose=True,
+            group_size=how.group_size,
+            bits=how.bits,
+            mode=how.mode,
+        )
+        return product if self.bias is None else product + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedEmbedding:
+    """A quantised table, of which only the rows asked for are decoded."""
+
+    table: QuantizedLinear
+
+    def __call__(self, token_ids: Array) -> Array:
+        table, how = self.table, self.table.packing
+        biases = None if table.biases is None else table.biases[token_ids]
+        return mx.dequantize(
+            table.words[token_ids],
+            table.scales[token_ids],
+            biases,
+            group_size=how.group_size,
+            bits=how.bits,
+            mode=how.mode,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    """Matrices in different storage that work on one input; their results lie side by side."""
+
+    parts: Sequence[Linear]
+    bias: Array | None = None
+
+    def __call__(self, x: Array) -> Array:
+        product = mx.concatenate([part(x) for part in self.parts], axis=-1)
+        return product if self.bias is None else product + self.bias

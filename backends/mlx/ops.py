@@ -1,0 +1,97 @@
+"""``Ops`` over MLX arrays: level 0, pure MLX, the same on a Mac and on Linux.
+
+Arithmetic is in one dtype (float32 on Linux); where that is float16 the residual stream is kept in float32, because
+some models' residuals leave float16's range.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...models.config import ModelConfig
+from ...models.decoder import Layer
+from .kv import KVPool
+from .library import Array, mx, on_metal
+from .linear import Embedding, Linear
+from .rope import turn
+from .step import Group, MlxStep
+
+#: Elements that tiles of a prompt's attention may have queued before the device catches up.
+QUEUED_ELEMENTS = 1 << 26
+
+
+class MlxOps:
+    """The operations of ``backends.base.Ops`` over MLX arrays, with the KV pool they read and write."""
+
+    def __init__(self, config: ModelConfig, kv: KVPool, dtype: Array) -> None:
+        self.config = config
+        self.kv = kv
+        self.dtype = dtype
+        self.residual = mx.float32 if dtype == mx.float16 else dtype
+        metal = on_metal()  # elementwise chains become one kernel there; on a CPU that would need a compiler
+        self._turn = mx.compile(turn, shapeless=True) if metal else turn
+        self._swiglu = mx.compile(_swiglu, shapeless=True) if metal else _swiglu_cpu
+
+    def embedding(self, weight: Embedding, token_ids: Array) -> Array:
+        return weight(token_ids).astype(self.residual)
+
+    def linear(self, x: Array, weight: Linear) -> Array:
+        return weight(x)
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        return mx.fast.rms_norm(x, weight, eps).astype(self.dtype)
+
+    def add_rms_norm(self, x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
+
+    def rope_and_store(self, qkv: Array, layer: Layer, step: MlxStep) -> Array:
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        qkv = qkv.reshape(qkv.shape[0], -1, self.config.head_dim)
+        v = qkv[:, heads + kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = self.rms_norm(qkv[:, :heads], layer.q_norm, layer.eps)
+            k = self.rms_norm(qkv[:, heads : heads + kv_heads], layer.k_norm, layer.eps)
+            q, k = step.rotation(q, self._turn), step.rotation(k, self._turn)
+        else:
+            both = step.rotation(qkv[:, : heads + kv_heads], self._turn)
+            q, k = both[:, :heads], both[:, heads:]
+        self.kv.store(layer.index, step.blocks, step.offsets, k, v)
+        return q
+
+    def attention(self, q: Array, layer: Layer, step: MlxStep) -> Array:
+        groups = step.attention_groups(layer.window, self.config.num_heads)
+        outs, queued = [], 0
+        for group in groups.parts:
+            outs.append(self._attend(q[group.tokens], layer, group))
+            queued += group.keys.slots.size * 2 * self.config.num_kv_heads * self.config.head_dim
+            if queued > QUEUED_ELEMENTS:  # a long prompt's tiles must not all be in memory at once
+                step.settle()
+                mx.eval(outs)
+                queued = 0
+        out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
+        return out if groups.order is None else out[groups.order]
+
+    def _attend(self, q: Array, layer: Layer, group: Group) -> Array:
+        """Attention of ``q`` [G * Q, H, hd] over the group's keys: [G * Q, H * hd]."""
+        total, heads, dim = q.shape
+        q = q.reshape(group.sequences, -1, heads, dim).swapaxes(1, 2)
+        k, v = self.kv.gather(layer.index, group.keys)
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=layer.scale, mask=group.mask)
+        return out.swapaxes(1, 2).reshape(total, heads * dim)
+
+    def swiglu(self, gate_up: Array) -> Array:
+        gate, up = mx.split(gate_up, 2, axis=-1)
+        return self._swiglu(gate, up)
+
+    def take_rows(self, x: Array, index: Array) -> Array:
+        return x[index]
+
+
+def _swiglu(gate: Array, up: Array) -> Array:
+    return gate * mx.sigmoid(gate) * up
+
+
+def _swiglu_cpu(gate: Array, up: Array) -> Array:
+    """The same through powers of two, which MLX computes several times as fast on a CPU as its sigmoid."""
+    return gate / (1 + mx.power(2.0, gate * -math.log2(math.e))) * up

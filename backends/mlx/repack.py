@@ -1,0 +1,56 @@
+"""GGUF's block types as MLX's affine form: value = scale * code + bias in groups of 32, codes packed in 32-bit words.
+
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q5_K have codes of 4, 5 or 8 bits in groups of 32 already: only their order
+changes. Types with groups of 16, other widths or a codebook have no such form; ``weights.py`` quantises them anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...models.planar import planar
+from ...models.weight import Weight
+
+#: Bits of the types that are repacked exactly; the group is always 32.
+REPACKED = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5}
+GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Rows of a matrix in MLX's affine form."""
+
+    words: NDArray[np.uint32]  # [rows, K * bits / 32]
+    scales: NDArray[Any]  # [rows, K / 32]
+    biases: NDArray[Any]
+
+
+def repack(weight: Weight, start: int, stop: int, dtype: type[np.floating[Any]] = np.float32) -> Affine:
+    """Rows ``start`` to ``stop`` of a tensor of one of the types ``REPACKED``.
+
+    ``dtype`` is that of scales and biases. float32 holds every type's exactly; float16 those of all but the K types,
+    whose scale and minimum per group are products of a float16 and a 6-bit number.
+    """
+    plain = planar(weight, start, stop)
+    assert plain is not None and plain.group_size == GROUP
+    words = pack_codes(plain.codes, REPACKED[weight.kind])
+    return Affine(words, plain.scale.astype(dtype), plain.minimum.astype(dtype))
+
+
+def pack_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+    """Codes [rows, K] as one little-endian bit stream per row, lowest bits first: uint32 [rows, K * bits / 32]."""
+    rows = codes.shape[0]
+    if bits == 8:
+        return np.ascontiguousarray(codes).view("<u4")
+    if bits == 4:
+        return np.ascontiguousarray(codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))).view("<u4")
+    eights = codes.reshape(rows, -1, 8)  # 8 codes are a whole number of bytes at any width
+    packed = np.zeros(eights.shape[:2], np.uint64)
+    for index in range(8):
+        packed |= eights[:, :, index].astype(np.uint64) << np.uint64(index * bits)
+    stream = packed.astype("<u8").view(np.uint8).reshape(rows, -1, 8)[:, :, :bits]
+    return np.ascontiguousarray(stream).reshape(rows, -1).view("<u4")

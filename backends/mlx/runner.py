@@ -1,0 +1,199 @@
+"""``MlxBackend``: a decoder, its KV pool and its sampler in MLX, run step by step by one thread."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections import deque
+
+import numpy as np
+
+from ...core.config import EngineConfig
+from ...core.step import StepBatch, StepLogprobs, StepResult
+from ...models.decoder import Decoder
+from ...models.weight import Checkpoint, Progress
+from ..base import BackendInfo
+from ..options import BackendOptions
+from . import memory
+from .kv import KVPool
+from .library import BLAS_PROBLEM, Array, mx, on_metal
+from .ops import MlxOps
+from .rope import RotaryTable
+from .sampler import Sampled, Sampler
+from .step import MlxStep, put
+from .storage import choose_storage
+from .weights import MlxLoader
+
+logger = logging.getLogger(__name__)
+
+
+class MlxBackend:
+    """A ``Backend`` over MLX. One thread makes it, runs it and closes it: streams and arrays are that thread's own.
+
+    ``submit`` builds a step's graph, on the last step's tokens where they aren't computed yet; the graph is handed to
+    the device when the step before has finished, because only then can the KV pool be written in place.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        options: BackendOptions | None = None,
+        progress: Progress | None = None,
+        *,
+        max_in_flight: int | None = None,
+    ) -> None:
+        self._owner = threading.get_ident()
+        model = checkpoint.config
+        storage = choose_storage(checkpoint, options or BackendOptions())
+        loader = MlxLoader(checkpoint, storage.dtype, storage.quantized, progress)
+        plan = memory.plan(checkpoint, config, loader)
+        memory.set_limits(plan)
+        self._decoder: Decoder | None = Decoder(model, loader)
+        self._kv = KVPool(model, plan.num_blocks, config.block_size, storage.dtype)
+        self._rope = RotaryTable(model.rope, model.head_dim)
+        self._ops: MlxOps | None = MlxOps(model, self._kv, storage.dtype)
+        self._sampler: Sampler | None = Sampler(config.max_num_seqs, model.vocab_size)
+        self._last_tokens: Array = mx.zeros((config.max_num_seqs,), mx.int32)
+        self._unfinished: deque[MlxTicket] = deque()  # in the order of submission; only the first is on the device
+        how = storage.describe(loader)
+        if BLAS_PROBLEM is not None:
+            logger.warning("%s", BLAS_PROBLEM)
+        logger.info("weights: %s", how)
+        self._info = BackendInfo(
+            device="mlx",
+            model_name=checkpoint.name,
+            quantization=f"{checkpoint.quantization} ({how})",
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_position,
+            end_ids=checkpoint.end_ids,
+            num_blocks=plan.num_blocks,
+            block_size=config.block_size,
+            weight_bytes=loader.nbytes,
+            kv_bytes_per_token=plan.kv_bytes_per_token,
+            max_in_flight=max_in_flight or (2 if on_metal() else 1),
+        )
+
+    @property
+    def info(self) -> BackendInfo:
+        return self._info
+
+    def submit(self, batch: StepBatch) -> MlxTicket:
+        """See ``Backend.submit``."""
+        self.check_thread()
+        assert self._decoder is not None and self._ops is not None and self._sampler is not None, (
+            "the backend is closed"
+        )
+        self.start_next()
+        if len(batch.copies):
+            self._kv.copy_blocks(put(batch.copies[:, 0]), put(batch.copies[:, 1]))
+        for init in batch.new_rows:
+            self._sampler.begin(init)
+        sampled = None
+        if batch.num_tokens:
+            step = MlxStep.build(batch, self._last_tokens, self._kv, self._rope, self.settle)
+            logits = self._decoder.forward(self._ops, step.token_ids, step.logit_rows, step)
+            if logits is not None:
+                sampled = self._sample(logits, batch)
+        state = [*self._kv.arrays, *self._sampler.arrays, self._last_tokens, *(sampled.arrays if sampled else ())]
+        ticket = MlxTicket(self, batch.step_id, sampled, state)
+        self._unfinished.append(ticket)
+        self.start_next()
+        return ticket
+
+    def _sample(self, logits: Array, batch: StepBatch) -> Sampled:
+        assert self._sampler is not None
+        rows = batch.rows[batch.samples]
+        sampled = self._sampler.sample(logits, rows, batch.context_lens[batch.samples].astype(np.int64))
+        self._last_tokens[put(rows)] = sampled.tokens
+        return sampled
+
+    def start_next(self) -> None:
+        """Hand the first unfinished step to the device, unless it is there already."""
+        if self._unfinished:
+            self._unfinished[0].start()
+
+    def finish(self, ticket: MlxTicket) -> None:
+        """Run steps to their end, in order, up to ``ticket``."""
+        self.check_thread()
+        while not ticket.finished:
+            self.start_next()
+            self._unfinished.popleft().finish()
+
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+        if self._unfinished:
+            self.finish(self._unfinished[-1])
+
+    def close(self) -> None:
+        """Free the weights and the KV pool. Safe to call twice."""
+        self.check_thread()
+        if self._decoder is None:
+            return
+        mx.synchronize()
+        self._unfinished.clear()
+        self._decoder = self._ops = self._sampler = self._last_tokens = None
+        self._kv.free()
+        gc.collect()
+        memory.release()
+
+    def check_thread(self) -> None:
+        assert threading.get_ident() == self._owner, "an MLX backend is used from the thread that made it"
+
+
+class MlxTicket:
+    """A submitted step. Its arrays are let go of once it is finished."""
+
+    def __init__(self, backend: MlxBackend, step_id: int, sampled: Sampled | None, state: list[Array]) -> None:
+        self._backend = backend
+        self._step_id = step_id
+        self._sampled = sampled
+        self._state = state
+        self._started = 0.0
+        self._elapsed = 0.0
+        self.finished = False
+
+    def start(self) -> None:
+        """Hand the step to the device, once."""
+        if not self._started:
+            self._started = time.perf_counter()
+            mx.async_eval(self._state)
+
+    def finish(self) -> None:
+        """Wait for the device."""
+        mx.eval(self._state)
+        mx.synchronize()  # what the device still holds of the pools is let go of by then
+        self._elapsed = time.perf_counter() - self._started
+        self._state = []
+        self.finished = True
+
+    def done(self) -> bool:
+        """MLX can't be asked; but a step that waits for its turn is started, now that the last one's tokens are out."""
+        self._backend.start_next()
+        return self.finished
+
+    def wait(self) -> StepResult:
+        self._backend.finish(self)
+        if self._sampled is None:
+            return StepResult(self._step_id, np.zeros(0, np.int32), np.zeros(0, np.bool_), None, self._elapsed)
+        tokens = np.array(self._sampled.tokens)
+        return StepResult(
+            self._step_id, tokens, np.array(self._sampled.nan), _spread(self._sampled, len(tokens)), self._elapsed
+        )
+
+
+def _spread(sampled: Sampled, count: int) -> StepLogprobs | None:
+    """Log-probabilities as [N] arrays: zero and -1 for the rows that didn't ask."""
+    found = sampled.logprobs
+    if found is None:
+        return None
+    width = found.top_ids.shape[1]
+    chosen = np.zeros(count, np.float32)
+    top_ids = np.full((count, width), -1, np.int32)
+    top_logprobs = np.zeros((count, width), np.float32)
+    chosen[found.asked] = np.array(found.chosen)
+    top_ids[found.asked] = np.array(found.top_ids)
+    top_logprobs[found.asked] = np.array(found.top_logprobs)
+    return StepLogprobs(chosen, top_ids, top_logprobs)

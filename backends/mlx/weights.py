@@ -1,0 +1,208 @@
+"""A checkpoint's tensors as MLX weight handles: dense, or quantised as the file has them where MLX can hold that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...models.dequant import dequantize
+from ...models.ggml_types import DENSE
+from ...models.mlx_float import MODE_OF
+from ...models.source import StoredTensor
+from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
+from .library import Array, mx
+from .linear import (
+    DenseEmbedding,
+    DenseLinear,
+    Embedding,
+    Linear,
+    Packing,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    StackedLinear,
+)
+from .repack import GROUP, REPACKED, repack
+
+#: Elements decoded or repacked at a time.
+CHUNK = 1 << 24
+#: What a type without an exact form is quantised to.
+REQUANTISED = Packing(bits=8, group_size=32)
+#: Groups that MLX's affine kernels have.
+AFFINE_GROUPS = (32, 64, 128)
+
+
+class MlxLoader:
+    """A ``WeightLoader`` that evaluates each matrix as it is made: never more than one is in work beside the model.
+
+    Args:
+        dtype: of dense matrices and of the activations.
+        quantized: keep quantised matrices quantised; else decode them to ``dtype``.
+
+    ``nbytes`` counts what is held; a tied head adds nothing. ``requantised`` counts the matrices, by their type in the
+    file, that were quantised anew because MLX has no exact form of it.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: Array, quantized: bool, progress: Progress | None = None) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.quantized = quantized
+        self.nbytes = 0
+        self.requantised: dict[str, int] = {}
+        self._norm_dtype = mx.float32 if dtype == mx.float16 else dtype
+        self._scale_dtype = {mx.float16: np.float16}.get(dtype, np.float32)
+        self._present = frozenset(checkpoint.names())
+        self._tables: dict[str, Linear] = {}
+        self._report: Callable[[int, int], None] = progress or (lambda done, total: None)
+        self._read = 0
+
+    def linear(self, *names: str) -> Linear:
+        if len(names) == 1 and names[0] in self._tables:
+            return self._tables[names[0]]
+        weights = [self.checkpoint.weight(name + ".weight") for name in names]
+        if len({weight.shape[1] for weight in weights}) > 1:
+            shapes = ", ".join(f"{weight.name} {weight.shape}" for weight in weights)
+            raise CheckpointError(f"matrices that work on one input differ in width: {shapes}")
+        bias = self._bias(names, [weight.shape[0] for weight in weights])
+        parts = [self._stack(run) for run in self._runs(weights)]
+        if len(parts) == 1:
+            return replace(parts[0], bias=bias)
+        return StackedLinear(parts, bias)
+
+    def embedding(self, name: str) -> Embedding:
+        table = self.linear(name)
+        self._tables[name] = table
+        return QuantizedEmbedding(table) if isinstance(table, QuantizedLinear) else DenseEmbedding(_matrix(table))
+
+    def norm(self, name: str) -> Array:
+        return self._keep(self._dense(self.checkpoint.weight(name + ".weight"), self._norm_dtype))
+
+    def planned_bytes(self) -> int:
+        """What ``nbytes`` will be once all is loaded, from the files' headers alone."""
+        stored = [self.checkpoint.stored(name) for name in self.checkpoint.names()]
+        return sum(self._planned(each) for each in stored)
+
+    def _planned(self, stored: StoredTensor) -> int:
+        elements = int(np.prod(stored.shape, dtype=np.int64))
+        if len(stored.shape) == 1:
+            return elements * int(self._norm_dtype.size)
+        packing = self.packing(stored)
+        if packing is None:
+            return elements * int(self.dtype.size)
+        if packing.mode != "affine":
+            return stored.nbytes
+        return elements * packing.bits // 8 + 2 * elements // packing.group_size * int(self.dtype.size)
+
+    def packing(self, weight: Weight | StoredTensor) -> Packing | None:
+        """How ``weight`` is held; None: dense."""
+        if not self.quantized or weight.kind in DENSE:
+            return None
+        if weight.kind == "MLX":
+            return Packing(weight.bits, weight.group_size) if weight.group_size in AFFINE_GROUPS else REQUANTISED
+        if weight.kind in MODE_OF:
+            return Packing(weight.bits, weight.group_size, MODE_OF[weight.kind])
+        columns = weight.shape[1]
+        return Packing(REPACKED.get(weight.kind, REQUANTISED.bits), GROUP) if columns % GROUP == 0 else None
+
+    def _runs(self, weights: list[Weight]) -> Iterator[list[Weight]]:
+        """Neighbours that are held alike."""
+        run: list[Weight] = []
+        for weight in weights:
+            if run and self.packing(run[-1]) != self.packing(weight):
+                yield run
+                run = []
+            run.append(weight)
+        yield run
+
+    def _stack(self, weights: list[Weight]) -> DenseLinear | QuantizedLinear:
+        packing = self.packing(weights[0])
+        if packing is None:
+            return DenseLinear(self._keep(_join([self._dense(weight, self.dtype) for weight in weights])))
+        parts = [self._quantized(weight) for weight in weights]
+        words, scales, biases = (_join([part[i] for part in parts]) for i in range(3))
+        return QuantizedLinear(
+            self._keep(words), self._keep(scales), None if biases is None else self._keep(biases), packing
+        )
+
+    def _bias(self, names: tuple[str, ...], sizes: list[int]) -> Array | None:
+        """The biases of ``names`` end to end, zero for one that has none; None where none has."""
+        if not any(name + ".bias" in self._present for name in names):
+            return None
+        parts = [
+            self._dense(self.checkpoint.weight(name + ".bias"), self.dtype)
+            if name + ".bias" in self._present
+            else mx.zeros((size,), self.dtype)
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        return self._keep(mx.concatenate(parts))
+
+    def _dense(self, weight: Weight, dtype: Array) -> Array:
+        self._count(weight)
+        if weight.kind in DENSE:
+            stored = mx.array(weight.data)
+            return (stored.view(mx.bfloat16) if weight.kind == "BF16" else stored).astype(dtype)
+        return _join([mx.array(dequantize(weight, *rows)).astype(dtype) for rows in _chunks(weight)])
+
+    def _quantized(self, weight: Weight) -> tuple[Array, Array, Array | None]:
+        """(words, scales, biases) of a matrix that stays quantised."""
+        self._count(weight)
+        if weight.kind in MODE_OF:
+            return mx.array(weight.data), mx.array(weight.scales), None
+        if weight.kind == "MLX" and weight.group_size in AFFINE_GROUPS:
+            return mx.array(weight.data), self._scale(weight.scales), self._scale(weight.biases)
+        if weight.kind in REPACKED:
+            chunks = [repack(weight, *rows, self._scale_dtype) for rows in _chunks(weight)]
+            return (
+                _join([mx.array(chunk.words) for chunk in chunks]),
+                _join([self._scale(chunk.scales) for chunk in chunks]),
+                _join([self._scale(chunk.biases) for chunk in chunks]),
+            )
+        return self._requantise(weight)
+
+    def _requantise(self, weight: Weight) -> tuple[Array, Array, Array]:
+        self.requantised[weight.kind] = self.requantised.get(weight.kind, 0) + 1
+        chunks: list[tuple[Array, Array, Array]] = []
+        for rows in _chunks(weight):
+            values = mx.array(dequantize(weight, *rows))
+            done = mx.quantize(values, group_size=REQUANTISED.group_size, bits=REQUANTISED.bits)
+            mx.eval(done)
+            chunks.append(tuple(done))
+        words, scales, biases = (_join([chunk[i] for chunk in chunks]) for i in range(3))
+        return words, self._scale(scales), self._scale(biases)
+
+    def _scale(self, values: Any) -> Array:
+        """Scales have the activations' dtype: with another every product would cast them anew."""
+        return mx.array(values).astype(self.dtype)
+
+    def _keep(self, array: Array) -> Array:
+        mx.eval(array)
+        self.nbytes += array.nbytes
+        return array
+
+    def _count(self, weight: Weight) -> None:
+        self._read += weight.data.nbytes
+        for part in (weight.scales, weight.biases):
+            self._read += 0 if part is None else part.nbytes
+        self._report(min(self._read, self.checkpoint.weight_bytes), self.checkpoint.weight_bytes)
+
+
+def _matrix(handle: Linear) -> Array:
+    assert isinstance(handle, DenseLinear)
+    return handle.weight
+
+
+def _join(parts: list[Array]) -> Array:
+    """Rows end to end; None where there are none."""
+    if len(parts) == 1 or parts[0] is None:
+        return parts[0]
+    return mx.concatenate(parts)
+
+
+def _chunks(weight: Weight) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of about ``CHUNK`` elements."""
+    rows = weight.shape[0]
+    step = max(1, CHUNK // max(1, int(np.prod(weight.shape[1:], dtype=np.int64))))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
