@@ -149,9 +149,9 @@ def test_a_nan_row_harms_nobody(tiny, drive):
     if any(9 in made for made in wanted):
         pytest.fail("the seed makes token 9; choose another")
     poison(driver, 9)
-    bad = driver.add([1, 2, 9, 3], row=2)
+    bad = driver.add([1, 2, 9, 3] * 4, row=2)
     tracks = [driver.add(p, row=n) for n, p in enumerate(good)]
-    driver.step([(tracks[0], 30), (bad, 4), (tracks[1], 7)])
+    driver.step([(tracks[0], 30), (bad, 16), (tracks[1], 7)])
     assert bad.nan == [True] and not any(t.nan[0] for t in tracks)
     assert driver.generate(tracks, 8) == wanted
     later = driver.add(good[1], row=2)
