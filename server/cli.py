@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from .. import __version__
 from ..core.config import EngineConfig
+from . import options
+from .settings import EngineSpec, ServerSettings
 from .sizes import parse_size
 
+#: The defaults shown in the help are the records' own.
 ENGINE = EngineConfig()
+SERVER = ServerSettings(EngineSpec(""))
 
 app = typer.Typer(
     name="bireme",
@@ -21,10 +25,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-MODEL_PANEL = "Model"
-ENGINE_PANEL = "Engine"
-HTTP_PANEL = "HTTP"
 
 
 def _version(asked: bool) -> None:
@@ -44,70 +44,29 @@ def root(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="A .gguf file, a model folder, a Hub id (org/name[:QUANT]), or 'demo'.")],
-    device: Annotated[
-        Literal["auto", "cpu", "cuda", "mlx", "sim"],
-        typer.Option(help="Where the model runs; sim computes nothing and answers noise.", rich_help_panel=MODEL_PANEL),
-    ] = "auto",
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(help="Name in the API; may be repeated. Default: from MODEL.", rich_help_panel=MODEL_PANEL),
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Context per sequence. Default: the model's.", rich_help_panel=MODEL_PANEL)
-    ] = ENGINE.max_model_len,
-    generation_defaults: Annotated[
-        bool,
-        typer.Option(help="Fill fields a request leaves out from the model's files.", rich_help_panel=MODEL_PANEL),
-    ] = True,
-    cpu_precision: Annotated[
-        Literal["fast", "exact"],
-        typer.Option(help="cpu: int8 linear layers, or float32 throughout.", rich_help_panel=MODEL_PANEL),
-    ] = "fast",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="cpu: threads. Default: the cores.", rich_help_panel=MODEL_PANEL)
-    ] = None,
-    max_num_seqs: Annotated[
-        int, typer.Option(help="Sequences that run at once.", rich_help_panel=ENGINE_PANEL)
-    ] = ENGINE.max_num_seqs,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option(help="Tokens in one step.", rich_help_panel=ENGINE_PANEL)
-    ] = ENGINE.max_num_batched_tokens,
-    kv_cache_memory: Annotated[
-        str | None,
-        typer.Option(help="Memory for the KV cache: 2GiB, 512MiB, bytes.", rich_help_panel=ENGINE_PANEL),
-    ] = None,
-    block_size: Annotated[
-        int, typer.Option(help="Tokens per KV block.", rich_help_panel=ENGINE_PANEL)
-    ] = ENGINE.block_size,
-    max_stall_ms: Annotated[
-        float, typer.Option(help="The most a long prompt may delay running streams.", rich_help_panel=ENGINE_PANEL)
-    ] = ENGINE.max_stall_ms,
-    max_queue: Annotated[
-        int, typer.Option(help="Waiting requests; one more is answered 429.", rich_help_panel=ENGINE_PANEL)
-    ] = ENGINE.max_queue,
-    enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Reuse what prompts begin with alike.", rich_help_panel=ENGINE_PANEL)
-    ] = ENGINE.enable_prefix_caching,
-    watchdog_s: Annotated[
-        float, typer.Option(help="Seconds without a step before /health turns red.", rich_help_panel=ENGINE_PANEL)
-    ] = ENGINE.watchdog_s,
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=HTTP_PANEL)] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.", rich_help_panel=HTTP_PANEL)] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(help="Ask for this key; may be repeated. Also BIREME_API_KEY.", rich_help_panel=HTTP_PANEL),
-    ] = None,
-    grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that Ctrl-C leaves running requests.", rich_help_panel=HTTP_PANEL)
-    ] = 5.0,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="What to log.", rich_help_panel=HTTP_PANEL)
-    ] = "info",
+    model: options.Model,
+    device: options.Device = "auto",
+    served_model_name: options.ServedModelName = None,
+    max_model_len: options.MaxModelLen = ENGINE.max_model_len,
+    generation_defaults: options.GenerationDefaults = SERVER.generation_defaults,
+    cpu_precision: options.CpuPrecision = "fast",
+    threads: options.Threads = None,
+    max_num_seqs: options.MaxNumSeqs = ENGINE.max_num_seqs,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = ENGINE.max_num_batched_tokens,
+    kv_cache_memory: options.KvCacheMemory = None,
+    block_size: options.BlockSize = ENGINE.block_size,
+    max_stall_ms: options.MaxStallMs = ENGINE.max_stall_ms,
+    max_queue: options.MaxQueue = ENGINE.max_queue,
+    enable_prefix_caching: options.EnablePrefixCaching = ENGINE.enable_prefix_caching,
+    watchdog_s: options.WatchdogS = ENGINE.watchdog_s,
+    host: options.Host = SERVER.host,
+    port: options.Port = SERVER.port,
+    api_key: options.ApiKey = None,
+    grace: options.Grace = SERVER.grace,
+    log_level: options.LogLevel = "info",
 ) -> None:
     """Serve MODEL at http://HOST:PORT/v1 until Ctrl-C."""
     from .listen import bind
-    from .settings import EngineSpec, ServerSettings
 
     try:
         config = EngineConfig(
@@ -122,16 +81,8 @@ def serve(
             watchdog_s=watchdog_s,
         )
         spec = EngineSpec(model, device, config, cpu_precision, threads)
-        settings = ServerSettings(
-            spec,
-            host,
-            port,
-            tuple(served_model_name or ()),
-            _keys(api_key),
-            generation_defaults,
-            grace=grace,
-            log_level=log_level,
-        )
+        names, keys = tuple(served_model_name or ()), _keys(api_key)
+        settings = ServerSettings(spec, host, port, names, keys, generation_defaults, grace=grace, log_level=log_level)
         listener = bind(host, port)
     except (ValueError, OSError) as error:
         _fail(str(error))

@@ -7,7 +7,6 @@ from typing import Any
 
 import orjson
 
-from ..core.request import RequestRejectedError
 from .messages import Rejected
 
 INVALID = "invalid_request_error"
@@ -75,7 +74,3 @@ def from_rejection(rejected: Rejected, param: str) -> ApiError:
     if rejected.code == "queue_full":
         return ApiError(429, rejected.message, code="queue_full", retry_after=rejected.retry_after or 1.0)
     return bad_request(rejected.message, param, rejected.code)
-
-
-def rejection_of(request_id: str, error: RequestRejectedError) -> Rejected:
-    return Rejected(request_id, str(error), error.code)
