@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -154,12 +155,13 @@ def send(channel: zmq.Socket[bytes], message: FromEngine) -> None:
     channel.send(encode(message))
 
 
-def watch_parent() -> None:
-    """End this process when standard input ends, i.e. when the parent is gone."""
+def watch_parent(address: str) -> None:
+    """End this process when standard input ends, i.e. when the parent is gone; its socket's folder goes too."""
 
     def wait() -> None:
         while os.read(0, 4096):
             pass
+        shutil.rmtree(os.path.dirname(address.removeprefix("ipc://")), ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
@@ -180,7 +182,7 @@ def main() -> None:
     """Entry point: ``python -m bireme.server.engine_process``, started by ``EngineClient``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     boot = read_boot()
-    watch_parent()
+    watch_parent(boot.address)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     context = zmq.Context()
     channel: zmq.Socket[bytes] = context.socket(zmq.PAIR)
