@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tiny_models import TinyModel
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +18,19 @@ def demo_model() -> Path:
     from bireme.models.demo import demo_model as fetch
 
     return fetch()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """``tiny(variant)``: a tiny random model with its two kinds of file, built once."""
+    from tiny_models import make_tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    made: dict[str, TinyModel] = {}
+
+    def make(name: str) -> TinyModel:
+        if name not in made:
+            made[name] = make_tiny(name, folder)
+        return made[name]
+
+    return make

@@ -121,15 +121,18 @@ class Driver:
 
 
 class LogitTap:
-    """Stands before a torch backend's sampler and keeps the logits that it is given."""
+    """Stands before a backend's sampler and keeps the logits that it is given."""
 
     def __init__(self, driver: Driver) -> None:
         backend: Any = driver.backend
         self.logits: list[np.ndarray] = []  # one [N, V] per sampling step
         self._sampler = backend._sampler
-        self.begin = self._sampler.begin
         backend._sampler = self
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
     def sample(self, logits: Any, rows: Any, positions: Any) -> Any:
-        self.logits.append(logits.detach().clone().numpy())
+        on_host = logits.detach().numpy() if hasattr(logits, "detach") else logits  # torch's, else MLX's
+        self.logits.append(np.array(on_host, np.float32))
         return self._sampler.sample(logits, rows, positions)

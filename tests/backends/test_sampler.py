@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from backend_kinds import DEVICES, MLX, draw, new_sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bireme.backends.cuda import sampler as module
-from bireme.backends.cuda.sampler import Sampler, fraction
+from bireme.backends.cuda import sampler as torch_module
+from bireme.backends.cuda.sampler import fraction
 from bireme.backends.philox import token_words
 from bireme.core.request import SamplingParams
 from bireme.core.step import RowInit
@@ -19,20 +21,15 @@ from bireme.core.step import RowInit
 VOCAB = 50
 
 
-def begin(sampler: Sampler, row: int, params: SamplingParams, **init) -> None:
+def begin(sampler: Any, row: int, params: SamplingParams, **init) -> None:
     sampler.begin(RowInit(**{"row": row, "params": params, "seed": 0, "prompt_ids": (1, 2), **init}))
 
 
-def make(*params: SamplingParams, vocab: int = VOCAB, **init) -> Sampler:
-    sampler = Sampler(max(8, len(params)), vocab, torch.device("cpu"))
+def make(device: str, *params: SamplingParams, vocab: int = VOCAB, **init) -> Any:
+    sampler = new_sampler(device, max(8, len(params)), vocab)
     for row, each in enumerate(params):
         begin(sampler, row, each, **init)
     return sampler
-
-
-def draw(sampler: Sampler, logits: np.ndarray, rows: list[int], positions: list[int]) -> module.Sampled:
-    given = torch.from_numpy(np.array(logits, np.float32))
-    return sampler.sample(given, np.array(rows, np.int32), np.array(positions, np.int64))
 
 
 def adjusted(logits: np.ndarray, init: RowInit, made: list[int]) -> np.ndarray:
@@ -96,21 +93,22 @@ parameters = st.builds(
 rows_of_params = st.lists(parameters, min_size=1, max_size=6)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(rows=rows_of_params, seed=st.integers(0, 2**32), ranks=st.sampled_from([1, 4, 256]))
-def test_each_row_draws_what_the_definitions_say(rows, seed, ranks):
+def test_each_row_draws_what_the_definitions_say(device, rows, seed, ranks):
     """Four steps of a mixed batch, in a new order each; ``ranks`` makes top-k and top-p look further in between."""
     random = np.random.default_rng(seed)
     inits = [
         RowInit(n, params, seed * 7919 + n, prompt_ids=(1, 2, 2), output_ids=(3,) * (n % 2), end_ids=(0, n + 4))
         for n, params in enumerate(rows)
     ]
-    sampler = Sampler(8, VOCAB, torch.device("cpu"))
+    sampler = new_sampler(device, 8, VOCAB)
     made = [list(init.output_ids) for init in inits]
     for init in inits:
         sampler.begin(init)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "FIRST_RANKS", ranks)
+        patch.setattr(torch_module, "FIRST_RANKS", ranks)
         for step in range(4):
             order = random.permutation(len(rows))
             logits = (random.standard_normal((len(rows), VOCAB)) * 4).astype(np.float32)
@@ -121,28 +119,35 @@ def test_each_row_draws_what_the_definitions_say(rows, seed, ranks):
                 made[row].append(token)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(total=st.integers(0, 2**48 - 1), numerator=st.integers(0, 2**32))
-def test_fractions_are_exact(total, numerator):
-    found = fraction(torch.tensor([total]), torch.tensor([numerator]))
-    assert int(found) == total * numerator // 2**32
+def test_fractions_are_exact(device, total, numerator):
+    if device == "mlx":
+        from bireme.backends.mlx.library import mx
+        from bireme.backends.mlx.sampler import fraction as mlx_fraction
+
+        found = mlx_fraction(mx.array([total], mx.int64), mx.array([numerator], mx.int64))
+    else:
+        found = fraction(torch.tensor([total]), torch.tensor([numerator]))
+    assert int(found.item()) == total * numerator // 2**32
 
 
-def test_draws_follow_the_distribution():
+def test_draws_follow_the_distribution(device):
     logits = np.log(np.array([0.5, 0.25, 0.125, 0.1, 0.025], np.float32))
-    sampler = make(SamplingParams(temperature=1.0), vocab=5)
-    drawn = [int(draw(sampler, logits[None], [0], [n]).tokens) for n in range(4000)]
+    sampler = make(device, SamplingParams(temperature=1.0), vocab=5)
+    drawn = [int(draw(sampler, logits[None], [0], [n]).tokens[0]) for n in range(4000)]
     share = np.bincount(drawn, minlength=5) / len(drawn)
     np.testing.assert_allclose(share, np.exp(logits), atol=0.025)
 
 
-def test_a_seeded_row_ignores_its_neighbours():
+def test_a_seeded_row_ignores_its_neighbours(device):
     logits = np.random.default_rng(1).standard_normal((4, VOCAB)).astype(np.float32)
     warm = SamplingParams(temperature=1.0)
     others = [warm, SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=5)]
 
     def text(rows: list[int], at: int, seed: int = 42) -> list[int]:
-        sampler = make(*others, *others)
+        sampler = make(device, *others, *others)
         begin(sampler, 5, warm, seed=seed)
         return [
             int(draw(sampler, logits[[3 if r == 5 else r for r in rows]], rows, [n] * len(rows)).tokens[at])
@@ -155,14 +160,14 @@ def test_a_seeded_row_ignores_its_neighbours():
     assert len(set(alone)) > 5
 
 
-def test_a_bad_row_harms_nobody():
+def test_a_bad_row_harms_nobody(device):
     """NaN, an overflow to infinity and a wholly masked row, beside a masked greedy row and a warm one."""
     params = SamplingParams(temperature=1.0, top_p=0.9, top_k=10, repetition_penalty=1.2, logprobs=2)
     logits = np.random.default_rng(2).standard_normal((5, VOCAB)).astype(np.float32)
     logits[3, 10:] = -np.inf  # as a grammar's mask leaves it
 
     def tokens(rows: list[int]) -> dict[int, int]:
-        sampler = make(params, params, params, SamplingParams(temperature=0.0), params)
+        sampler = make(device, params, params, params, SamplingParams(temperature=0.0), params)
         found = draw(sampler, logits[rows], rows, [3] * len(rows))
         assert not found.nan[[rows.index(r) for r in (3, 4)]].any()
         return dict(zip(rows, found.tokens.tolist(), strict=True))
@@ -170,12 +175,12 @@ def test_a_bad_row_harms_nobody():
     good = tokens([3, 4])
     logits[0, 5], logits[1, 6], logits[2] = np.nan, np.inf, -np.inf
     rows = [0, 4, 1, 3, 2]
-    sampler = make(params, params, params, SamplingParams(temperature=0.0), params)
+    sampler = make(device, params, params, params, SamplingParams(temperature=0.0), params)
     found = draw(sampler, logits[rows], rows, [3] * 5)
     assert found.nan.tolist() == [True, False, True, False, True]
     assert [found.tokens[1], found.tokens[3]] == [good[4], good[3]]
     assert ((found.tokens >= 0) & (found.tokens < VOCAB)).all()
-    assert found.logprobs is not None and torch.isfinite(found.logprobs.top_logprobs[1]).all()
+    assert found.logprobs is not None and np.isfinite(found.logprobs.top_logprobs[1]).all()
 
 
 @pytest.mark.parametrize(
@@ -191,54 +196,54 @@ def test_a_bad_row_harms_nobody():
         {"temperature": 1.0, "min_p": 1.0},
     ],
 )
-def test_extreme_settings_take_the_most_likely_token(params):
+def test_extreme_settings_take_the_most_likely_token(device, params):
     logits = np.random.default_rng(4).standard_normal((1, VOCAB)).astype(np.float32) * 30
-    sampler = make(SamplingParams(**params))
+    sampler = make(device, SamplingParams(**params))
     found = [draw(sampler, logits, [0], [n]) for n in range(10)]
-    assert {int(f.tokens) for f in found} == {int(logits.argmax())}
-    assert not any(bool(f.nan) for f in found)
+    assert {int(f.tokens[0]) for f in found} == {int(logits.argmax())}
+    assert not any(bool(f.nan[0]) for f in found)
 
 
-def test_greedy_ties_go_to_the_lowest_id():
+def test_greedy_ties_go_to_the_lowest_id(device):
     logits = np.zeros((2, VOCAB), np.float32)
     logits[0, [9, 33]] = 1.0
-    sampler = make(SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=1))
+    sampler = make(device, SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=1))
     assert draw(sampler, logits, [0, 1], [0, 0]).tokens.tolist() == [9, 0]
 
 
-def test_all_greedy_steps_skip_the_rest(monkeypatch):
-    sampler = make(SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, min_tokens=2), end_ids=(3,))
+def test_all_greedy_steps_skip_the_rest(device, monkeypatch):
+    sampler = make(device, SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, min_tokens=2), end_ids=(3,))
     logits = np.random.default_rng(6).standard_normal((2, VOCAB))
     draw(sampler, logits, [0, 1], [0, 0])
     draw(sampler, logits, [0, 1], [1, 1])
-    monkeypatch.setattr(Sampler, "_adjust", None)  # the two tokens are made: from here nothing but the argmax
+    monkeypatch.setattr(type(sampler), "_adjust", None)  # the two tokens are made: from here nothing but the argmax
     assert draw(sampler, logits, [0, 1], [2, 2]).tokens.tolist() == logits.argmax(-1).tolist()
 
 
-def test_end_ids_wait_for_min_tokens_also_after_preemption():
+def test_end_ids_wait_for_min_tokens_also_after_preemption(device):
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, 3], logits[0, 4] = 9.0, 8.0
     params = SamplingParams(temperature=0.0, min_tokens=3)
-    sampler = make(params, end_ids=(3,))
-    assert [int(draw(sampler, logits, [0], [n]).tokens) for n in range(5)] == [4, 4, 4, 3, 3]
+    sampler = make(device, params, end_ids=(3,))
+    assert [int(draw(sampler, logits, [0], [n]).tokens[0]) for n in range(5)] == [4, 4, 4, 3, 3]
     begin(sampler, 0, params, end_ids=(3,), output_ids=(4, 4))
-    assert [int(draw(sampler, logits, [0], [n]).tokens) for n in range(2, 5)] == [4, 3, 3]
+    assert [int(draw(sampler, logits, [0], [n]).tokens[0]) for n in range(2, 5)] == [4, 3, 3]
 
 
-def test_a_new_sequence_inherits_nothing():
+def test_a_new_sequence_inherits_nothing(device):
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, 3], logits[0, 4] = 1.0, 0.9
-    sampler = make(SamplingParams(temperature=0.0, presence_penalty=1.0, logit_bias={4: 0.5}))
-    assert [int(draw(sampler, logits, [0], [n]).tokens) for n in range(3)] == [4, 3, 4]
+    sampler = make(device, SamplingParams(temperature=0.0, presence_penalty=1.0, logit_bias={4: 0.5}))
+    assert [int(draw(sampler, logits, [0], [n]).tokens[0]) for n in range(3)] == [4, 3, 4]
     begin(sampler, 0, SamplingParams(temperature=0.0, presence_penalty=1.0))
-    assert [int(draw(sampler, logits, [0], [n]).tokens) for n in range(2)] == [3, 4]
+    assert [int(draw(sampler, logits, [0], [n]).tokens[0]) for n in range(2)] == [3, 4]
 
 
-def test_logprobs_are_of_the_raw_distribution():
+def test_logprobs_are_of_the_raw_distribution(device):
     logits = np.random.default_rng(8).standard_normal((3, VOCAB)).astype(np.float32)
     raw = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     asks = SamplingParams(temperature=0.0, logit_bias={11: 100.0}, logprobs=4)
-    sampler = make(asks, SamplingParams(temperature=0.0), SamplingParams(temperature=0.5, seed=1, logprobs=0))
+    sampler = make(device, asks, SamplingParams(temperature=0.0), SamplingParams(temperature=0.5, seed=1, logprobs=0))
     found = draw(sampler, logits, [0, 1, 2], [0, 0, 0])
     assert found.tokens[0] == 11 and found.tokens[1] == logits[1].argmax()
     assert found.logprobs is not None and found.logprobs.asked.tolist() == [0, 2]
@@ -248,12 +253,33 @@ def test_logprobs_are_of_the_raw_distribution():
     np.testing.assert_allclose(found.logprobs.top_logprobs[0], raw[0, order], atol=1e-5)
 
 
-def test_ids_outside_the_vocabulary_change_nothing():
-    sampler = make(SamplingParams(temperature=0.0, logit_bias={VOCAB: 9.0}, min_tokens=1), end_ids=(VOCAB + 3,))
+def test_ids_outside_the_vocabulary_change_nothing(device):
+    sampler = make(device, SamplingParams(temperature=0.0, logit_bias={VOCAB: 9.0}, min_tokens=1), end_ids=(VOCAB + 3,))
     logits = np.random.default_rng(9).standard_normal((1, VOCAB))
-    assert int(draw(sampler, logits, [0], [0]).tokens) == logits.argmax()
+    assert int(draw(sampler, logits, [0], [0]).tokens[0]) == logits.argmax()
 
 
-def test_rows_outside_the_table_are_refused():
+def test_rows_outside_the_table_are_refused(device):
     with pytest.raises(IndexError, match="row 8 is outside the backend's 8 rows"):
-        begin(make(SamplingParams()), 8, SamplingParams())
+        begin(make(device, SamplingParams()), 8, SamplingParams())
+
+
+@pytest.mark.parametrize("other", [MLX])
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(rows=rows_of_params, seed=st.integers(0, 2**63 - 1), spread=st.sampled_from([0.3, 4.0, 30.0]))
+def test_every_backend_draws_the_same_tokens(other, rows, seed, spread):
+    """Same seeds, same logits: the same tokens and log-probabilities as the torch backend's, over 2,000 tokens."""
+    vocab, random = 2000, np.random.default_rng(seed)
+    samplers = [new_sampler(device, 8, vocab) for device in ("cpu", other)]
+    for row, params in enumerate(rows):
+        for sampler in samplers:
+            begin(sampler, row, params, seed=seed + row, end_ids=(0, 5))
+    for step in range(3):
+        logits = (random.standard_normal((len(rows), vocab)) * spread).astype(np.float32)
+        order = random.permutation(len(rows)).tolist()
+        ours, theirs = (draw(sampler, logits, order, [step + 40] * len(rows)) for sampler in samplers)
+        assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.nan.tolist() == theirs.nan.tolist()
+        assert (ours.logprobs is None) == (theirs.logprobs is None)
+        if ours.logprobs is not None:
+            np.testing.assert_allclose(theirs.logprobs.chosen, ours.logprobs.chosen, atol=2e-5)
+            np.testing.assert_allclose(theirs.logprobs.top_logprobs, ours.logprobs.top_logprobs, atol=2e-5)

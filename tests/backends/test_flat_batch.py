@@ -115,7 +115,7 @@ def test_copies_read_all_before_writing_any(tiny, drive):
     driver = drive(tiny("llama").folder)
     kv = driver.backend._ops.kv
     for pool in (*kv.keys, *kv.values):
-        pool.zero_()
+        pool[:] = 0.0
         pool[5], pool[6] = 5.0, 6.0
     track = driver.add(ids(3))
     track.blocks = [9]

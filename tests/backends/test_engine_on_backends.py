@@ -1,4 +1,4 @@
-"""The engine over the torch backend: scheduling, prefix reuse and preemption never change what a request gets."""
+"""The engine over a real backend: scheduling, prefix reuse and preemption never change what a request gets."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def ids(count: int, seed: int = 0) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def engine(tiny):
+def engine(tiny, device):
     """``engine(variant, blocks=..., **EngineConfig fields)``; closed at the end."""
     made = []
 
     def build(name: str, blocks: int = 200, **config) -> Engine:
         settings = EngineConfig(**{"max_num_seqs": 8, "kv_cache_memory": blocks * BLOCK_BYTES, **config})
         options = BackendOptions(cpu_precision="exact", threads=1)
-        backend = load_backend("cpu", open_checkpoint(tiny(name).folder), settings, options)
+        backend = load_backend(device, open_checkpoint(tiny(name).folder), settings, options)
         made.append(Engine(backend, settings, check_every_step=True))
         return made[-1]
 
