@@ -48,12 +48,16 @@ class KVPool:
         self.values[layer][blocks, offsets] = values
 
     def copy_blocks(self, source: Array, target: Array) -> None:
-        """Copy whole blocks, ``source`` and ``target`` int32 [C]; all are read before any is written."""
-        for pools in (self.keys, self.values):
-            for layer, pool in enumerate(pools):
-                copied = pool[source]
-                del pool  # a second name would turn the write into a copy of the pool
-                pools[layer][target] = copied
+        """Copy whole blocks, ``source`` and ``target`` int32 [C]; all are read before any is written.
+
+        Runs at once, and only while no step is under way: a read still queued would turn the write into a copy.
+        """
+        copied = [pool[source] for pool in self.arrays]
+        mx.eval(copied)
+        for pool, blocks in zip(self.arrays, copied, strict=True):
+            pool[target] = blocks
+        del copied
+        mx.eval(self.arrays)
 
     def read(self, slots: Array) -> Keys:
         """``slots`` int32 [G, L], prepared once for all layers that read them."""
