@@ -48,12 +48,19 @@ class Generation:
     """One prompt's choices. Start it, read ``pieces`` to the end, always ``close`` it."""
 
     def __init__(
-        self, client: EngineClient, request: Request, rules: TextRules, text: TextModel, record: RequestRecord
+        self,
+        client: EngineClient,
+        request: Request,
+        rules: TextRules,
+        text: TextModel,
+        record: RequestRecord,
+        prompt_field: str,
     ) -> None:
         self.request = request
         self.cached_tokens = 0
         self._client = client
         self._record = record
+        self._prompt_field = prompt_field
         self._stream: RequestStream | None = None
         self._choices = [
             _Choice(text.output(rules.stop, rules.include_stop, rules.skip_special_tokens))
@@ -67,7 +74,7 @@ class Generation:
 
     def submit(self) -> None:
         """Send the request to the engine. Raises ``ApiError`` 503 where there is none."""
-        self._stream = self._client.submit(self.request)
+        self._stream = self._client.submit(self.request, self._prompt_field)
         self._record.submitted()
 
     async def accepted(self, timeout: float | None) -> None:

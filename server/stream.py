@@ -12,8 +12,9 @@ from .errors import ApiError
 class RequestStream:
     """Outputs of one request. Delivery never blocks: a slow reader finds several outputs at once."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, prompt_field: str) -> None:
         self.request_id = request_id
+        self.prompt_field = prompt_field  # of the body; errors about the prompt name it
         self._outputs: deque[SequenceOutput] = deque()
         self._changed = asyncio.Event()
         self._accepted = False
