@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from ...models.config import ModelConfig
 from .library import Array, mx, on_metal
+from .metal.attention import Geometry
+from .metal.kernel import available, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
+        geometry = Geometry(config.num_heads, self.kv_heads, self.head_dim, block_size, dtype_name(dtype))
+        self.paged = geometry if available() and geometry.fits else None  # how our kernel reads it where it lies
         self.by_head = on_metal()  # how ``gather`` reads: the fewest bytes moved there, the fastest copies on a CPU
         self.keys = [mx.zeros(shape, dtype) for _ in range(config.num_layers)]
         self.values = [mx.zeros(shape, dtype) for _ in range(config.num_layers)]

@@ -13,8 +13,9 @@ from ...models.decoder import Layer
 from .kv import KVPool
 from .library import Array, mx, on_metal
 from .linear import Embedding, Linear
+from .metal.attention import paged_attention
 from .rope import turn
-from .step import Group, MlxStep
+from .step import Group, MlxStep, PagedGroup
 
 #: Elements that tiles of a prompt's attention may have queued before the device catches up.
 QUEUED_ELEMENTS = 1 << 26
@@ -63,6 +64,10 @@ class MlxOps:
         groups = step.attention_groups(layer.window, self.config.num_heads)
         outs, queued = [], 0
         for group in groups.parts:
+            if isinstance(group, PagedGroup):
+                pools = self.kv.keys[layer.index], self.kv.values[layer.index]
+                outs.append(paged_attention(q[group.tokens], *pools, group.paged, layer.scale))
+                continue
             outs.append(self._attend(q[group.tokens], layer, group))
             queued += group.keys.slots.size * 2 * self.config.num_kv_heads * self.config.head_dim
             if queued > QUEUED_ELEMENTS:  # a long prompt's tiles must not all be in memory at once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import Constant, Kernel, Launch
+from .kernel import METAL_TYPES, Constant, Kernel, Launch
 
 Ints = NDArray[np.int32]
 
@@ -36,12 +37,15 @@ class Geometry:
     dtype: str
 
     @property
+    def fits(self) -> bool:
+        """Whether the kernels can be made for it."""
+        return self.head_dim % 8 == 0 and self.dtype in METAL_TYPES
+
+    @property
     def lanes(self) -> int:
         """Lanes that share a key: as few as leave whole elements to each and a group's queries in registers."""
         group = self.heads // self.kv_heads
         fitting = [n for n in (8, 16, 32) if self.head_dim % n == 0]
-        if not fitting:
-            raise ValueError(f"head_dim is {self.head_dim}; paged attention on Metal needs a multiple of 8")
         return next((n for n in fitting if group * self.head_dim // n <= LANE_FLOATS), fitting[-1])
 
     @property
@@ -110,8 +114,9 @@ def _roomy(items: Ints) -> Ints:
     return items if len(items) > 1 else np.concatenate((items, np.zeros_like(items)))
 
 
-def attention_launch(shape: Geometry, spans: Spans, scale: float, softcap: float = 0.0) -> Launch:
-    """The launch of ``paged_attention``: its inputs are q, k_pool, v_pool, tables, items."""
+@functools.cache
+def attention_kernel(shape: Geometry, split: bool, scale: float, softcap: float) -> Kernel:
+    """``split``: spans are left apart, each with its log-sum-exp."""
     constants: dict[str, Constant] = {
         "T": shape.dtype,
         "HEADS": shape.heads,
@@ -124,32 +129,37 @@ def attention_launch(shape: Geometry, spans: Spans, scale: float, softcap: float
         "TILES": shape.heads // shape.kv_heads // shape.tile,
         "SIMDS": SIMDS,
         "UNROLL": UNROLL,
-        "SPLIT": int(spans.split),
+        "SPLIT": int(split),
         "FACTOR": scale / softcap if softcap else scale * math.log2(math.e),
         "CAPPED": int(bool(softcap)),
         "CAP": float(softcap),
     }
-    names = ("partial", "lse") if spans.split else ("out",)
-    sizes: tuple[tuple[tuple[int, ...], str], ...]
-    if spans.split:
-        sizes = (
-            ((spans.count, shape.heads, shape.head_dim), "float32"),
-            ((spans.count, shape.heads), "float32"),
-        )
-    else:
-        sizes = (((spans.tokens, shape.heads, shape.head_dim), shape.dtype),)
     inputs = ("q", "k_pool", "v_pool", "tables", "items")
-    kernel = Kernel(("paged_attention",), inputs, names, tuple(constants.items()))
-    return Launch(kernel, (SIMDS * 32, shape.threadgroups, spans.count), (SIMDS * 32, 1, 1), sizes)
+    return Kernel(("paged_attention",), inputs, ("partial", "lse") if split else ("out",), tuple(constants.items()))
+
+
+def attention_launch(shape: Geometry, spans: Spans, scale: float, softcap: float = 0.0) -> Launch:
+    """The launch of ``paged_attention``: its inputs are q, k_pool, v_pool, tables, items."""
+    kernel = attention_kernel(shape, spans.split, scale, softcap)
+    grid = (SIMDS * 32, shape.threadgroups, spans.count)
+    outputs: tuple[tuple[tuple[int, ...], str], ...] = (((spans.tokens, shape.heads, shape.head_dim), shape.dtype),)
+    if spans.split:
+        rows = (spans.count, shape.heads)
+        outputs = (((*rows, shape.head_dim), "float32"), (rows, "float32"))
+    return Launch(kernel, grid, (SIMDS * 32, 1, 1), outputs)
+
+
+@functools.cache
+def reduce_kernel(shape: Geometry) -> Kernel:
+    constants = (("T", shape.dtype), ("HEADS", shape.heads), ("HEAD_DIM", shape.head_dim))
+    return Kernel(("paged_attention_reduce",), ("partial", "lse", "starts"), ("out",), constants)
 
 
 def reduce_launch(shape: Geometry, spans: Spans) -> Launch:
     """The launch of ``paged_attention_reduce``: its inputs are partial, lse, starts."""
     threads = -(-shape.head_dim // 32) * 32
-    constants = (("T", shape.dtype), ("HEADS", shape.heads), ("HEAD_DIM", shape.head_dim))
-    kernel = Kernel(("paged_attention_reduce",), ("partial", "lse", "starts"), ("out",), constants)
     output = ((spans.tokens, shape.heads, shape.head_dim), shape.dtype)
-    return Launch(kernel, (threads, shape.heads, spans.tokens), (threads, 1, 1), (output,))
+    return Launch(reduce_kernel(shape), (threads, shape.heads, spans.tokens), (threads, 1, 1), (output,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,11 @@ def available() -> bool:
     return on_metal()
 
 
+def dtype_name(dtype: Any) -> str:
+    """An MLX type's name, as NumPy spells it."""
+    return str(dtype).rpartition(".")[2]
+
+
 @functools.cache
 def _function(kernel: Kernel) -> Any:
     from ..library import mx

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,11 @@ BLOCK_TYPES = {
 #: Rows of input that a kernel is compiled for; the least that holds all is taken.
 TOKEN_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 SIMDS = 2
-#: More rows than this in a product go through MLX's own matrix products.
-MOST_TOKENS = 16
+#: Affine products of more rows than this are MLX's own.
+MOST_AFFINE = 16
+#: Block products of more rows are cheaper decoded first: written and read, a weight moves 4 bytes and its code, while
+#: in tiles of 16 rows only the code is read, once for each tile.
+MOST_BLOCK = 64
 #: Elements of a block matrix decoded at a time for a large product.
 DENSE_ELEMENTS = 1 << 24
 #: From this generation of Apple's GPUs on, MLX's own small affine products read the weights once.
