@@ -12,6 +12,16 @@ from ..models.config import ModelConfig
 
 #: The length the start-up line counts conversations at.
 CONVERSATION_TOKENS = 4096
+#: A quantised head of keys or values keeps one float32 scale per token.
+SCALE_BYTES = 4
+
+
+def kv_element_bytes(kv_cache_dtype: str, head_dim: int, computed: float) -> float:
+    """Bytes that an element of K or V takes as ``EngineConfig.kv_cache_dtype``, its share of a scale included.
+
+    ``computed``: bytes of an element of the backend's own arithmetic, which is what "auto" keeps.
+    """
+    return computed if kv_cache_dtype == "auto" else 1 + SCALE_BYTES / head_dim
 
 
 def kv_bytes_per_token(config: ModelConfig, bytes_per_element: float = 2.0) -> int:

@@ -1,4 +1,4 @@
-"""Causal attention over the paged KV pool, float32: decodes and chunks of any length in one call.
+"""Causal attention over the paged KV pool, float32 or int8: decodes and chunks of any length in one call.
 
 A step is cut into items that threads take as they get free:
 
@@ -8,7 +8,8 @@ A step is cut into items that threads take as they get free:
   with an online softmax.
 
 Where a sequence is cut depends on its own lengths only, so its result is the same bit for bit whatever else is in the
-step and however many threads there are. Keys and values are read where they lie.
+step and however many threads there are. Keys and values are read where they lie: int8 codes enter the products as they
+are, and their scales (one per token and head) go into scores and weights; a chunk unpacks one tile's codes at a time.
 """
 
 from __future__ import annotations
@@ -27,12 +28,10 @@ from .simd import FLOOR, atomic_add, float_pointer, kernel, parallel_for
 
 DECODE = -1  # in an item's second column, where a chunk's item has its key/value head
 
-row_scores_1, row_scores_2 = functions["row_scores_1"], functions["row_scores_2"]
-row_scores_3, row_scores_4 = functions["row_scores_3"], functions["row_scores_4"]
-row_values_1, row_values_2 = functions["row_values_1"], functions["row_values_2"]
-row_values_3, row_values_4 = functions["row_values_3"], functions["row_values_4"]
+row_scores, row_scores_int8 = functions["row_scores"], functions["row_scores_int8"]
+row_values, row_values_int8 = functions["row_values"], functions["row_values_int8"]
 lane_scores, lane_mask, row_softmax = functions["lane_scores"], functions["lane_mask"], functions["row_softmax"]
-lane_softmax, lane_values = functions["lane_softmax"], functions["lane_values"]
+lane_softmax, lane_values, unpack = functions["lane_softmax"], functions["lane_values"], functions["unpack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +56,32 @@ class Plan:
 
 
 def attend(
-    plan: Plan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
+    plan: Plan,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Attention of ``q`` [T, H, hd] over the step's contexts: [T, H * hd].
 
     Args:
         plan: built for this step, window and head counts.
-        keys, values: [num_blocks, block_size, kv_heads, hd], this step's own already stored. All float32 and
-            contiguous; hd a multiple of eight.
+        keys, values: [num_blocks, block_size, kv_heads, hd], this step's own already stored; float32, or int8 with
+            ``scales``. Contiguous; hd a multiple of eight.
         window: how many keys a query sees, itself included; None for all.
+        scales: of keys and values, float32 [num_blocks, block_size, kv_heads].
     """
     count, heads, dim = q.shape
     out = torch.empty((count, heads * dim), dtype=torch.float32)
+    key_scales, value_scales = (0, 0) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr())
     _run(
         q.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
+        key_scales,
+        value_scales,
         out.data_ptr(),
         scale,
         window or 0,
@@ -131,6 +140,8 @@ def _run(
     q: int,
     keys: int,
     values: int,
+    key_scales: int,
+    value_scales: int,
     out: int,
     scale: float,
     window: int,
@@ -145,7 +156,7 @@ def _run(
     context_lens: Any,
     block_tables: Any,
 ) -> None:
-    pointers = (q, keys, values, out)
+    pointers = (q, out, (keys, values, key_scales, value_scales))
     shape = (np.float32(scale), window, block_size, heads, kv_heads, dim)
     step = (left, partial, query_start, context_lens, block_tables)
     parallel_for(_work, len(items), 1, (pointers, shape, items, step))
@@ -154,39 +165,65 @@ def _run(
 @kernel()
 def _work(start: int, end: int, pointers: Any, shape: Any, items: Any, step: Any) -> None:
     heads, dim = shape[3], shape[5]
+    quantised = pointers[2][2] != 0
     scratch = np.empty(max(heads * dim + 4 * (KEYS + dim), (2 * dim + KEYS + 3) * LANES), np.float32)
-    offsets = np.empty(KEYS, np.int64)
+    plain = np.empty(KEYS * dim if quantised else 0, np.float32)  # a tile's codes as floats, for chunks
+    offsets = np.empty((3, KEYS), np.int64)  # of a tile's keys: in the pool, in the pool of scales, in ``plain``
+    for i in range(KEYS):
+        offsets[2, i] = i * dim
+    spare = (scratch, offsets, np.empty(KEYS, np.float32), plain)
     for i in range(start, end):
         if items[i, 1] == DECODE:
-            _decode(items[i], pointers, shape, step, scratch, offsets)
+            _decode(items[i], pointers, shape, step, spare)
         else:
-            _chunk(items[i], pointers, shape, step, scratch, offsets)
+            _chunk(items[i], pointers, shape, step, spare)
 
 
 @kernel()
-def _locate(table: Any, first: int, end: int, block_size: int, stride: int, offsets: Any) -> None:
+def _locate(table: Any, first: int, end: int, block_size: int, kv_heads: int, dim: int, offsets: Any) -> None:
     """``offsets`` of keys ``first`` to ``end``; the rest, up to the next multiple of eight, repeat the first one."""
+    count = end - first
     block, inside = first // block_size, first % block_size
     base = np.int64(table[block]) * block_size
-    for i in range(end - first):
+    for i in range(count):
         if inside == block_size:
             block, inside = block + 1, 0
             base = np.int64(table[block]) * block_size
-        offsets[i] = (base + inside) * stride
+        offsets[1, i] = (base + inside) * kv_heads
         inside += 1
-    for i in range(end - first, (end - first + 7) // 8 * 8):
-        offsets[i] = offsets[0]
+    for i in range(count, (count + 7) // 8 * 8):
+        offsets[1, i] = offsets[1, 0]
+    for i in range((count + 7) // 8 * 8):
+        offsets[0, i] = offsets[1, i] * dim
 
 
 @kernel()
-def _decode(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offsets: Any) -> None:
-    q, keys, values, out = pointers
+def _load_scales(scales: int, kv: int, offsets: Any, n: int, factors: Any) -> None:
+    """``factors`` [n]: those of head ``kv`` of a tile's keys."""
+    for i in range(n):
+        factors[i] = carray(float_pointer(scales + (offsets[1, i] + kv) * 4), (1,))[0]
+
+
+@kernel()
+def _multiply(weights: Any, count: int, n: int, scales: int, kv: int, offsets: Any, factors: Any) -> None:
+    """Scores or weights [count, KEYS] of codes times their scales."""
+    _load_scales(scales, kv, offsets, n, factors)
+    for h in range(count):
+        line = weights[h * KEYS : h * KEYS + n]
+        for i in range(n):
+            line[i] *= factors[i]
+
+
+@kernel()
+def _decode(item: Any, pointers: Any, shape: Any, step: Any, spare: Any) -> None:
+    q, out, pool = pointers
+    scratch, offsets, factors, _ = spare
     scale, window, block_size, heads, kv_heads, dim = shape
     left, partial, query_start, context_lens, block_tables = step
     s, tile, row = item[0], item[2], item[3]
     first = max(tile, oldest_key(context_lens[s] - 1, window))
     end = min(tile + KEYS, np.int64(context_lens[s]))
-    _locate(block_tables[s], first, end, block_size, kv_heads * dim, offsets)
+    _locate(block_tables[s], first, end, block_size, kv_heads, dim, offsets)
     token = query_start[s] * heads * dim
     source = carray(float_pointer(q + token * 4), (heads * dim,))
     for d in range(heads * dim):
@@ -196,7 +233,8 @@ def _decode(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offse
     for kv in range(kv_heads):
         for head in range(kv * group, (kv + 1) * group, 4):
             count = min(4, (kv + 1) * group - head)
-            _decode_heads(head, count, kv, keys, values, first, end, dim, scratch, weights, offsets, partial[row])
+            work = (scratch, weights, offsets, factors, partial[row])
+            _decode_heads(head, count, kv, pool, end - first, dim, work)
     if atomic_add(left.ctypes.data + s * 8, -1) == 1:
         parts = (np.int64(context_lens[s]) - 1) // KEYS - oldest_key(context_lens[s] - 1, window) // KEYS + 1
         left[s] = parts
@@ -206,48 +244,28 @@ def _decode(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offse
 
 
 @kernel()
-def _decode_heads(
-    head: int,
-    count: int,
-    kv: int,
-    keys: int,
-    values: int,
-    first: int,
-    end: int,
-    dim: int,
-    queries: Any,
-    weights: Any,
-    offsets: Any,
-    partial: Any,
-) -> None:
-    """``count`` heads that share key/value head ``kv``, over one tile of keys, into ``partial`` [heads, dim + 2]."""
-    n = end - first
+def _decode_heads(head: int, count: int, kv: int, pool: Any, n: int, dim: int, work: Any) -> None:
+    """``count`` heads that share key/value head ``kv``, over a tile's ``n`` keys, into ``partial`` [heads, dim + 2]."""
+    keys, values, key_scales, value_scales = pool
+    queries, weights, offsets, factors, partial = work
     padded = (n + 7) // 8 * 8
-    q = queries.ctypes.data + head * dim * 4
-    w = weights.ctypes.data
-    mixed = weights.ctypes.data + 4 * KEYS * 4
-    k, v, where = keys + kv * dim * 4, values + kv * dim * 4, offsets.ctypes.data
-    if count == 4:
-        row_scores_4(q, k, where, padded, dim, w)
-    elif count == 3:
-        row_scores_3(q, k, where, padded, dim, w)
-    elif count == 2:
-        row_scores_2(q, k, where, padded, dim, w)
+    q, w, where = queries.ctypes.data + head * dim * 4, weights.ctypes.data, offsets.ctypes.data
+    if key_scales == 0:
+        row_scores(count, q, keys + kv * dim * 4, where, padded, dim, w)
     else:
-        row_scores_1(q, k, where, padded, dim, w)
+        row_scores_int8(count, q, keys + kv * dim, where, padded, dim, w)
+        _multiply(weights, count, n, key_scales, kv, offsets, factors)
     for h in range(count):
         for i in range(n, padded):
             weights[h * KEYS + i] = -np.inf
         state = partial[head + h, dim:].ctypes.data
         row_softmax(w + h * KEYS * 4, padded, state, state + 4)
-    if count == 4:
-        row_values_4(w, v, where, n, dim, mixed)
-    elif count == 3:
-        row_values_3(w, v, where, n, dim, mixed)
-    elif count == 2:
-        row_values_2(w, v, where, n, dim, mixed)
+    mixed = w + 4 * KEYS * 4
+    if value_scales == 0:
+        row_values(count, w, values + kv * dim * 4, where, n, dim, mixed)
     else:
-        row_values_1(w, v, where, n, dim, mixed)
+        _multiply(weights, count, n, value_scales, kv, offsets, factors)
+        row_values_int8(count, w, values + kv * dim, where, n, dim, mixed)
     for h in range(count):
         for d in range(dim):
             partial[head + h, d] = weights[4 * KEYS + h * dim + d]
@@ -291,8 +309,20 @@ def _load_lanes(
 
 
 @kernel()
-def _chunk(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offsets: Any) -> None:
-    q, keys, values, out = pointers
+def _floats(codes: int, scales: int, kv: int, n: int, dim: int, spare: Any) -> Any:
+    """Head ``kv`` of a tile's ``n`` keys or values in float32: the address to which offsets are added, and theirs."""
+    _, offsets, factors, plain = spare
+    if scales == 0:
+        return codes + kv * dim * 4, offsets.ctypes.data
+    _load_scales(scales, kv, offsets, n, factors)
+    unpack(codes + kv * dim, offsets.ctypes.data, factors.ctypes.data, n, dim, plain.ctypes.data)
+    return plain.ctypes.data, offsets[2].ctypes.data
+
+
+@kernel()
+def _chunk(item: Any, pointers: Any, shape: Any, step: Any, spare: Any) -> None:
+    q, out, (keys, values, key_scales, value_scales) = pointers
+    scratch, offsets = spare[0], spare[1]
     scale, window, block_size, heads, kv_heads, dim = shape
     _, _, query_start, context_lens, block_tables = step
     s, kv, first_row = item[0], item[1], item[2]
@@ -311,13 +341,14 @@ def _chunk(item: Any, pointers: Any, shape: Any, step: Any, scratch: Any, offset
         a: Any = max(tile, first)
         b: Any = min(tile + KEYS, end)
         padded = (b - a + 3) // 4 * 4
-        _locate(block_tables[s], a, b, block_size, kv_heads * dim, offsets)
-        where, k, v = offsets.ctypes.data, keys + kv * dim * 4, values + kv * dim * 4
+        _locate(block_tables[s], a, b, block_size, kv_heads, dim, offsets)
+        k, where = _floats(keys, key_scales, kv, padded, dim, spare)
         lane_scores(queries.ctypes.data, k, where, padded, dim, scores.ctypes.data)
         if a < seen_by_all[0] or a + padded > seen_by_all[1]:
             lane_mask(scores.ctypes.data, padded, a, bounds.ctypes.data, bounds.ctypes.data + LANES * 4)
         lane_softmax(scores.ctypes.data, b - a, state.ctypes.data)
         scaling = state.ctypes.data + 2 * LANES * 4
+        v, where = _floats(values, value_scales, kv, b - a, dim, spare)
         lane_values(scores.ctypes.data, v, where, b - a, dim, scaling, mixed.ctypes.data)
     for lane in range(rows):
         row = first_row + lane

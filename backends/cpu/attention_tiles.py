@@ -6,13 +6,17 @@ one to four query heads against whole key rows, vectors along head_dim.
 
 Keys and values are found by ``offsets``: int64 [n], each key's distance from ``base`` in elements. Arguments are int64:
 addresses of float32 (int64 for offsets, int32 for positions) and counts.
+
+*Rows* also read int8 codes where they lie; a code's scale belongs to its key, so callers multiply scores and weights by
+it. For *lanes* a tile's codes are made floats once (``unpack``), since every element is used by all lanes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from .simd import F32, FLOOR, I32, I64, INTS, WIDTH, Body, Emitter, link
+from .simd import F32, FLOOR, I8, I32, I64, INTS, WIDTH, Body, Emitter, link
 
 #: Query rows of a chunk's tile; three vectors.
 LANES = 24
@@ -25,9 +29,19 @@ _VECTORS = LANES // WIDTH
 _UNROLL = {1: 8, 2: 4, 3: 4, 4: 2}  # keys (or vectors of head_dim) at once, by heads: at most 12 accumulators
 
 
-def _row(e: Emitter, base: Any, offsets: Any, key: Any) -> Any:
+def _row(e: Emitter, base: Any, offsets: Any, key: Any, kind: Any = F32) -> Any:
     """Where key number ``key`` begins."""
-    return e.offset(base, e.load(e.builder.gep(offsets, [key], source_etype=I64), I64))
+    return e.offset(base, e.load(e.offset(offsets, key, kind=I64), I64), kind=kind)
+
+
+def _unpack(e: Emitter, base: Any, offsets: Any, scales: Any, n: Any, dim: Any, out: Any) -> None:
+    """``out`` [n, dim] = codes [n, dim] * ``scales`` [n]."""
+    base, offsets, scales, out = (e.pointer(x) for x in (base, offsets, scales, out))
+    with e.loop(n) as key:
+        row, scale = _row(e, base, offsets, key, I8), e.splat(e.load(e.offset(scales, key), F32))
+        line = e.offset(out, e.product(key, dim))
+        with e.loop(dim, WIDTH) as d:
+            e.store(e.builder.fmul(e.widen(e.offset(row, d, kind=I8), I8), scale), e.offset(line, d))
 
 
 def _lane_scores(e: Emitter, queries: Any, base: Any, offsets: Any, n: Any, dim: Any, scores: Any) -> None:
@@ -110,18 +124,18 @@ def _lane_values(e: Emitter, weights: Any, base: Any, offsets: Any, n: Any, dim:
                 e.store(e.get(total), place)
 
 
-def _row_scores(heads: int) -> Body:
+def _row_scores(heads: int, kind: Any) -> Body:
     """``scores`` [heads, KEYS] = ``queries`` [heads, dim] x keys [n, dim] transposed; n a multiple of eight."""
 
     def body(e: Emitter, queries: Any, base: Any, offsets: Any, n: Any, dim: Any, scores: Any) -> None:
         queries, base, offsets, scores = (e.pointer(x) for x in (queries, base, offsets, scores))
         with e.loop(n, _UNROLL[heads]) as key:
-            rows = [_row(e, base, offsets, e.builder.add(key, e.number(i))) for i in range(_UNROLL[heads])]
+            rows = [_row(e, base, offsets, e.builder.add(key, e.number(i)), kind) for i in range(_UNROLL[heads])]
             sums = [[e.variable(e.splat(0.0)) for _ in range(heads)] for _ in rows]
             with e.loop(dim, WIDTH) as d:
                 query = [e.load(e.offset(queries, e.product(dim, h), d)) for h in range(heads)]
                 for row, row_sums in zip(rows, sums, strict=True):
-                    part = e.load(e.offset(row, d))
+                    part = e.widen(e.offset(row, d, kind=kind), kind)
                     for q, total in zip(query, row_sums, strict=True):
                         e.set(total, e.fma(part, q, e.get(total)))
             for i, row_sums in enumerate(sums):
@@ -131,7 +145,7 @@ def _row_scores(heads: int) -> Body:
     return body
 
 
-def _row_values(heads: int) -> Body:
+def _row_values(heads: int, kind: Any) -> Body:
     """``out`` [heads, dim] = ``weights`` [heads, KEYS] x values [n, dim]."""
 
     def block(
@@ -139,8 +153,8 @@ def _row_values(heads: int) -> Body:
     ) -> None:
         sums = [[e.variable(e.splat(0.0)) for _ in range(vectors)] for _ in range(heads)]
         with e.loop(n) as key:
-            row = e.offset(_row(e, base, offsets, key), d)
-            parts = [e.load(e.offset(row, WIDTH * i)) for i in range(vectors)]
+            row = e.offset(_row(e, base, offsets, key, kind), d, kind=kind)
+            parts = [e.widen(e.offset(row, WIDTH * i, kind=kind), kind) for i in range(vectors)]
             for h, head_sums in enumerate(sums):
                 weight = e.splat(e.load(e.offset(weights, key, KEYS * h), F32))
                 for part, total in zip(parts, head_sums, strict=True):
@@ -177,6 +191,17 @@ def _row_softmax(e: Emitter, scores: Any, n: Any, best: Any, total: Any) -> None
     e.store(e.sum(e.get(mass)), e.pointer(total))
 
 
+def _by_heads(make: Callable[[int, Any], Body], kind: Any) -> Body:
+    """One body for one to four heads: the first argument says how many."""
+
+    def body(e: Emitter, heads: Any, *arguments: Any) -> None:
+        for count in _UNROLL:
+            with e.builder.if_then(e.builder.icmp_signed("==", heads, e.number(count))):
+                make(count, kind)(e, *arguments)
+
+    return body
+
+
 functions = link(
     {
         "lane_scores": (6, _lane_scores),
@@ -184,7 +209,10 @@ functions = link(
         "lane_softmax": (3, _lane_softmax),
         "lane_values": (7, _lane_values),
         "row_softmax": (4, _row_softmax),
-        **{f"row_scores_{heads}": (6, _row_scores(heads)) for heads in _UNROLL},
-        **{f"row_values_{heads}": (6, _row_values(heads)) for heads in _UNROLL},
+        "unpack": (6, _unpack),
+        "row_scores": (7, _by_heads(_row_scores, F32)),
+        "row_scores_int8": (7, _by_heads(_row_scores, I8)),
+        "row_values": (7, _by_heads(_row_values, F32)),
+        "row_values_int8": (7, _by_heads(_row_values, I8)),
     }
 )
