@@ -10,6 +10,7 @@ import typer
 
 from .. import __version__
 from ..core.config import EngineConfig
+from ..planner.command import plan
 from . import options
 from .settings import EngineSpec, ServerSettings
 from .sizes import parse_size
@@ -90,6 +91,9 @@ def serve(
 
     if failure := run(settings, listener):
         _fail(failure)
+
+
+app.command()(plan)
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:
