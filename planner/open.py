@@ -13,6 +13,7 @@ from ..models.gguf_split import open_gguf_files
 from ..models.hf_config import text_part
 from ..models.hf_text import read_json
 from ..models.safetensors import SafeTensor, open_safetensors
+from .from_config import shape_from_config
 from .from_gguf import shape_from_gguf, sum_weights
 from .shape import ModelShape, Weights
 
