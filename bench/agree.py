@@ -98,7 +98,7 @@ def ways(model: Path) -> list[Way]:
     """Every way of ``PAIRS``, the exact one first."""
     full, moved = as_float32(model), nudged(model)
     return [
-        Way(EXACT, "bireme", model, precision="exact"),
+        Way(EXACT, "bireme", model, precision="exact", together=True),  # quicker by far, and just as exact
         Way(FAST, "bireme", model),
         Way("Bireme fast, together", "bireme", model, chunk=32, together=True),
         Way("Bireme fast, nudged", "bireme", moved),
