@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ def _program(launch: Launch, inputs: Sequence[Tensor], text: str) -> str:
         assert star.endswith("*")
         arguments.append(f"({star})buffers[{index}]")
     arguments += [f"SHIM_{name}" for name, _ in attributes(launch)]
-    return f"""#include "{SHIM}"
+    return f"""#include "{SHIM.name}"
 {header}{head}{body}
 }}
 static void **buffers;
@@ -191,19 +191,23 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="bireme-metal-")
 _LIBRARIES: dict[str, ctypes.CDLL] = {}
 
 
+FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
+
+
+def _compile(*arguments: str) -> None:
+    assert COMPILER is not None
+    done = subprocess.run([COMPILER, *FLAGS, *arguments], capture_output=True, text=True, cwd=_FOLDER.name)
+    assert done.returncode == 0, done.stderr
+
+
 def _compiled(program: str) -> ctypes.CDLL:
     key = hashlib.sha256(program.encode()).hexdigest()[:24]
     if key not in _LIBRARIES:
-        assert COMPILER is not None
-        path, library = Path(_FOLDER.name) / f"{key}.cpp", Path(_FOLDER.name) / f"{key}.so"
-        path.write_text(program)
-        flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno"]
-        done = subprocess.run([COMPILER, *flags, str(path), "-o", str(library)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        _LIBRARIES[key] = ctypes.CDLL(str(library))
+        folder = Path(_FOLDER.name)
+        if not _LIBRARIES:  # parsed once for all kernels
+            (folder / SHIM.name).write_text(SHIM.read_text())
+            _compile("-x", "c++-header", SHIM.name, "-o", f"{SHIM.name}.gch")
+        (folder / f"{key}.cpp").write_text(program)
+        _compile("-shared", f"{key}.cpp", "-o", f"{key}.so")
+        _LIBRARIES[key] = ctypes.CDLL(str(folder / f"{key}.so"))
     return _LIBRARIES[key]
-
-
-def resized(launch: Launch, **changes: Any) -> Launch:
-    """The launch with other sizes."""
-    return replace(launch, **changes)
