@@ -68,8 +68,9 @@ class EngineClient:
         """Requests submitted and not ended."""
         return len(self._streams)
 
-    def submit(self, request: Request, prompt_field: str) -> RequestStream:
-        """Send a request, whose prompt came from the body's ``prompt_field``: a refusal names it.
+    def submit(self, request: Request, prompt_field: str, changed: asyncio.Event) -> RequestStream:
+        """Send a request, whose prompt came from the body's ``prompt_field``: a refusal names it. ``changed`` is set
+        whenever the stream has news.
 
         Raises ``ApiError`` 503 while there is no engine to take it.
         """
@@ -77,7 +78,7 @@ class EngineClient:
             raise self.unavailable()
         if not self._streams:
             self._progress_at = time.monotonic()
-        stream = self._streams[request.request_id] = RequestStream(request.request_id, prompt_field)
+        stream = self._streams[request.request_id] = RequestStream(request.request_id, prompt_field, changed)
         self._send(Add(request))
         return stream
 

@@ -109,19 +109,23 @@ def test_messages_survive_the_crossing() -> None:
 
 def test_stream_delivers_what_came_before_a_failure() -> None:
     async def scenario() -> None:
-        stream = RequestStream("id", "prompt")
+        def new() -> RequestStream:
+            return RequestStream("id", "prompt", asyncio.Event())
+
+        stream = new()
         stream.put(SequenceOutput("id", 0, (1,)))
         stream.put(SequenceOutput("id", 0, (2,)))
         stream.fail(ApiError(500, "dead"))
         await stream.wait_accepted()
-        assert [output.token_ids for output in await stream.next()] == [(1,), (2,)]
+        assert [output.token_ids for output in stream.take()] == [(1,), (2,)]
         with pytest.raises(ApiError, match="dead"):
-            await stream.next()
-        refused = RequestStream("id", "prompt")
+            stream.take()
+        refused = new()
         refused.fail(ApiError(429, "full"))
         with pytest.raises(ApiError, match="full"):
             await refused.wait_accepted(1)
-        await RequestStream("id", "prompt").wait_accepted(0.01)  # no answer in time is no error
+        await new().wait_accepted(0.01)  # no answer in time is no error
+        assert new().take() == []
 
     asyncio.run(scenario())
 
