@@ -25,7 +25,8 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
     "--max-num-seqs": (["--max-num-seqs", "7"], ("engine", "max_num_seqs"), 7),
     "--max-num-batched-tokens": (["--max-num-batched-tokens", "96"], ("engine", "max_num_batched_tokens"), 96),
     "--max-model-len": (["--max-model-len", "300"], ("engine", "max_model_len"), 300),
-    "--kv-cache-memory": (["--kv-cache-memory", "384KiB"], ("engine", "kv_cache_memory"), 384 * 2**10),
+    "--kv-cache-memory": (["--kv-cache-memory", "96KiB"], ("engine", "kv_cache_memory"), 96 * 2**10),
+    "--kv-cache-dtype": (["--kv-cache-dtype", "int8"], ("engine", "kv_cache_dtype"), "int8"),
     "--max-stall-ms": (["--max-stall-ms", "75"], ("engine", "max_stall_ms"), 75.0),
     "--max-queue": (["--max-queue", "9"], ("engine", "max_queue"), 9),
     "--enable-prefix-caching": (["--no-enable-prefix-caching"], ("engine", "enable_prefix_caching"), False),
@@ -82,7 +83,8 @@ def test_effects_are_real(walked: Any) -> None:
     long = walked.post("/v1/completions", {"prompt": [120] * 300}, **KEY).json()["error"]
     assert "maximum context length is 300 tokens" in long["message"]
     backend = walked.get("/server_info", **KEY).json()["backend"]
-    assert backend["num_blocks"] * 32 * backend["kv_bytes_per_token"] <= 384 * 2**10
+    assert backend["num_blocks"] * 32 * backend["kv_bytes_per_token"] <= 96 * 2**10
+    assert backend["kv_cache_dtype"] == "int8"
     assert backend["block_size"] == 32 and "int8" not in backend["quantization"]
     for words in (
         "max_num_seqs=7",
