@@ -56,7 +56,7 @@ def announce_compiling() -> None:
     """Log one line when Numba has to compile: a machine's first start takes long, and nothing else shows why."""
     from numba.core import event
 
-    class Announcement(event.Listener):  # type: ignore[misc]
+    class Announcement(event.Listener):
         def on_start(self, event: object) -> None:
             if not announced:
                 announced.append(True)
@@ -66,7 +66,7 @@ def announce_compiling() -> None:
             pass
 
     announced: list[bool] = []
-    event.register("numba:compile", Announcement())
+    event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
 
 
 def _simulated(spec: EngineSpec) -> Backend:
