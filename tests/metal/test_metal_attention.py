@@ -39,16 +39,30 @@ def spans_of(case: Paged, shape: Geometry, window: int | None, span: int) -> Spa
 class Run:
     """One case, its expected result, and the launches over it."""
 
-    def __init__(self, case: Paged, dtype: str, window: int | None = None, span: int = WHOLE, cap: float = 0.0):
+    def __init__(
+        self,
+        case: Paged,
+        dtype: str,
+        window: int | None = None,
+        span: int = WHOLE,
+        cap: float = 0.0,
+        scaled: bool = False,
+    ) -> None:
         heads, dim = case.q.shape[1:]
         _, size, kv_heads, _ = case.keys.shape
-        self.shape = Geometry(heads, kv_heads, dim, size, dtype)
-        self.inputs = [Tensor.of(x, dtype) for x in (case.q, case.keys, case.values)]
-        self.case = Paged(case.batch, *(x.values() for x in self.inputs))
+        self.shape = Geometry(heads, kv_heads, dim, size, dtype, scaled)
+        self.inputs, scales = [Tensor.of(case.q, dtype)], []
+        stored = [self.inputs[0].values()]
+        for pool in (case.keys, case.values):
+            codes, scale = quantized(pool) if scaled else (Tensor.of(pool, dtype), None)
+            self.inputs.append(codes)
+            scales += [Tensor.of(scale)] if scaled else []
+            stored.append(codes.values() * scale[..., None] if scaled else codes.values())
+        self.case = Paged(case.batch, *stored)
         self.window, self.cap, self.scale = window, cap, dim**-0.5
         self.spans = spans_of(case, self.shape, window, span)
         self.launch = attention_launch(self.shape, self.spans, self.scale, cap)
-        self.inputs += [Tensor.of(roomy_tables(case.batch.block_tables)), Tensor.of(self.spans.items)]
+        self.inputs += [Tensor.of(roomy_tables(case.batch.block_tables)), Tensor.of(self.spans.items), *scales]
 
     def result(self, source: str | None = None, reduce_with: tuple[str, str] | None = None) -> np.ndarray:
         """[T, H, hd]"""
@@ -68,6 +82,13 @@ class Run:
         np.testing.assert_allclose(
             self.result(**how), self.expected(), rtol=ROUNDING[self.shape.dtype], atol=NOISE, strict=False
         )
+
+
+def quantized(pool: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    """int8 codes and a scale per token and head, NaN where nothing is stored."""
+    scale = np.abs(pool).max(axis=-1) / np.float32(127)
+    codes = np.nan_to_num(np.round(pool / scale[..., None]))
+    return Tensor.of(codes.astype(np.int8)), scale
 
 
 def capped(case: Paged, scale: float, cap: float) -> np.ndarray:
@@ -115,6 +136,11 @@ def test_windows(window):
 @pytest.mark.parametrize("span", [WHOLE, 64])
 def test_soft_cap(span):
     Run(paged(WORK, 8, 2, 64, 16), "float32", span=span, cap=1.5).check()
+
+
+@pytest.mark.parametrize("dtype, span", [("float32", WHOLE), ("float16", 64)])
+def test_int8_pool(dtype, span):
+    Run(paged(WORK, 8, 2, 128, 16), dtype, window=100, span=span, scaled=True).check()
 
 
 @pytest.mark.parametrize("work", [[(1, 1)], [(1, 2050)], [(20, 20)], [(1, n) for n in range(1, 40)]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +103,8 @@ def _inputs(launch: Launch, dtype: str, small: bool) -> list[Tensor]:
     """Zeros of plausible types and shapes for any of our kernels."""
     types = {"tables": "int32", "items": "int32", "starts": "int32", "words": "uint32", "blocks": "uint16"}
     types |= {"index": "int32", "columns": "int32", "partial": "float32", "lse": "float32"}
+    if "k_scales" in launch.kernel.inputs:
+        types |= {"k_pool": "int8", "v_pool": "int8", "k_scales": "float32", "v_scales": "float32"}
     made = []
     for name in launch.kernel.inputs:
         kind = types.get(name, dtype)
@@ -116,6 +119,7 @@ def every_launch(dtype: str) -> list[Launch]:
     return [
         attention_launch(shape, one, 0.125),
         attention_launch(shape, many, 0.125, softcap=30.0),
+        attention_launch(replace(shape, scaled=True), one, 0.125),
         reduce_launch(shape, many),
         affine_launch(5, 64, 4, 32, dtype),
         block_launch(5, 64, "Q6_K", dtype),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import METAL_TYPES, Constant, Kernel, Launch
+from .kernel import Constant, Kernel, Launch
 
 Ints = NDArray[np.int32]
 
@@ -28,18 +29,19 @@ MOST_QUERIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a model and its pool fix. ``dtype`` is that of q, K and V."""
+    """What a model and its pool fix. ``dtype`` is that of q and results; ``scaled``: K and V are int8 with scales."""
 
     heads: int
     kv_heads: int
     head_dim: int
     block: int  # keys in a block
     dtype: str
+    scaled: bool = False
 
     @property
     def fits(self) -> bool:
         """Whether the kernels can be made for it."""
-        return self.head_dim % 8 == 0 and self.dtype in METAL_TYPES
+        return self.head_dim % 8 == 0 and self.dtype in ("float32", "float16", "bfloat16")
 
     @property
     def lanes(self) -> int:
@@ -119,6 +121,8 @@ def attention_kernel(shape: Geometry, split: bool, scale: float, softcap: float)
     """``split``: spans are left apart, each with its log-sum-exp."""
     constants: dict[str, Constant] = {
         "T": shape.dtype,
+        "POOL": "int8" if shape.scaled else shape.dtype,
+        "SCALED": int(shape.scaled),
         "HEADS": shape.heads,
         "KV_HEADS": shape.kv_heads,
         "HEAD_DIM": shape.head_dim,
@@ -134,12 +138,13 @@ def attention_kernel(shape: Geometry, split: bool, scale: float, softcap: float)
         "CAPPED": int(bool(softcap)),
         "CAP": float(softcap),
     }
-    inputs = ("q", "k_pool", "v_pool", "tables", "items")
+    inputs = ("q", "k_pool", "v_pool", "tables", "items", *(("k_scales", "v_scales") if shape.scaled else ()))
     return Kernel(("paged_attention",), inputs, ("partial", "lse") if split else ("out",), tuple(constants.items()))
 
 
 def attention_launch(shape: Geometry, spans: Spans, scale: float, softcap: float = 0.0) -> Launch:
-    """The launch of ``paged_attention``: its inputs are q, k_pool, v_pool, tables, items."""
+    """The launch of ``paged_attention``: its inputs are q, k_pool, v_pool, tables, items, and scales where
+    the pool has them."""
     kernel = attention_kernel(shape, spans.split, scale, softcap)
     grid = (SIMDS * 32, shape.threadgroups, spans.count)
     outputs: tuple[tuple[tuple[int, ...], str], ...] = (((spans.tokens, shape.heads, shape.head_dim), shape.dtype),)
@@ -179,13 +184,15 @@ class PagedStep:
         return cls(shape, spans, mx.array(roomy_tables(tables)), mx.array(spans.items), mx.array(spans.starts))
 
 
-def paged_attention(q: Any, k_pool: Any, v_pool: Any, step: PagedStep, scale: float, softcap: float = 0.0) -> Any:
+def paged_attention(
+    q: Any, k_pool: Any, v_pool: Any, step: PagedStep, scale: float, softcap: float = 0.0, scales: Sequence[Any] = ()
+) -> Any:
     """Attention of ``q`` [N, H, hd] over pools [blocks, block, KV, hd], in the order of the step's tokens: [N, H * hd].
 
-    Only where ``kernel.available()``.
+    ``scales``: of an int8 pool's keys and values, float32 [blocks, block, KV] each. Only where ``kernel.available()``.
     """
     launch = attention_launch(step.shape, step.spans, scale, softcap)
-    done = launch.run(q, k_pool, v_pool, step.tables, step.items)
+    done = launch.run(q, k_pool, v_pool, step.tables, step.items, *scales)
     if step.spans.split:
         done = reduce_launch(step.shape, step.spans).run(*done, step.starts)
     return done[0].reshape(q.shape[0], -1)

@@ -16,7 +16,7 @@ from typing import Any
 
 BODY = "// The kernel's body\n"
 #: NumPy's and MLX's names of types, and Metal's.
-METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
+METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat", "int8": "int8_t"}
 
 Constant = int | float | str
 

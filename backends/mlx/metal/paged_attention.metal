@@ -7,10 +7,11 @@
 //   grid         (SIMDS * 32, KV_HEADS * TILES, items) threads
 //   threadgroup  (SIMDS * 32, 1, 1)
 //   q            T      [tokens, HEADS, HEAD_DIM]
-//   k_pool       T      [blocks, BLOCK, KV_HEADS, HEAD_DIM]
-//   v_pool       T      the same
+//   k_pool       POOL   [blocks, BLOCK, KV_HEADS, HEAD_DIM]; POOL is T, or int8 with SCALED 1
+//   v_pool       POOL   the same
 //   tables       int32  [sequences, columns]: block of a sequence's keys n * BLOCK to n * BLOCK + BLOCK - 1
 //   items        int32  [items, 4]: token, sequence, first key, end of keys (exclusive)
+//   SCALED 1: k_scales, v_scales  float  [blocks, BLOCK, KV_HEADS]: a key is its codes times its scale
 //   SPLIT 0: out      T      [tokens, HEADS, HEAD_DIM]; every token has exactly one item
 //   SPLIT 1: partial  float  [items, HEADS, HEAD_DIM]: attention over the span alone
 //            lse      float  [items, HEADS]: log2 of the sum of 2^score
@@ -52,22 +53,33 @@ constexpr constant static float LOG2_E = 1.442695041f;
     }
 
     for (int tile = start; tile < stop; tile += SLOTS * UNROLL) {
-        size_t where[UNROLL];
+        size_t where[UNROLL]; // row of the pool
         float score[UNROLL][TILE];
+#if SCALED
+        float value_scale[UNROLL];
+#endif
         for (int u = 0; u < UNROLL; u++) {
             const int key = tile + u * SLOTS + slot;
             const bool seen = key < stop;
             float part[PER];
             where[u] = 0;
+#if SCALED
+            float scale = 0;
+            value_scale[u] = 0;
+#endif
             for (int i = 0; i < PER; i++) {
                 part[i] = 0;
             }
             if (seen) {
                 const size_t block = tables[size_t(sequence) * tables_shape[1] + key / BLOCK];
-                where[u] = ((block * BLOCK + key % BLOCK) * KV_HEADS + kv_head) * HEAD_DIM + at;
+                where[u] = (block * BLOCK + key % BLOCK) * KV_HEADS + kv_head;
                 for (int i = 0; i < PER; i++) {
-                    part[i] = float(k_pool[where[u] + i]);
+                    part[i] = float(k_pool[where[u] * HEAD_DIM + at + i]);
                 }
+#if SCALED
+                scale = k_scales[where[u]];
+                value_scale[u] = v_scales[where[u]];
+#endif
             }
             for (int h = 0; h < TILE; h++) {
                 float dot = 0;
@@ -77,6 +89,9 @@ constexpr constant static float LOG2_E = 1.442695041f;
                 for (int lanes = 1; lanes < LANES; lanes *= 2) {
                     dot += simd_shuffle_xor(dot, lanes);
                 }
+#if SCALED
+                dot *= scale;
+#endif
 #if CAPPED
                 dot = CAP * LOG2_E * metal::precise::tanh(dot);
 #endif
@@ -97,12 +112,15 @@ constexpr constant static float LOG2_E = 1.442695041f;
             for (int u = 0; u < UNROLL; u++) {
                 score[u][h] = metal::exp2(score[u][h] - top);
                 total[h] += score[u][h];
+#if SCALED
+                score[u][h] *= value_scale[u];
+#endif
             }
         }
         for (int u = 0; u < UNROLL; u++) {
             if (tile + u * SLOTS + slot < stop) {
                 for (int i = 0; i < PER; i++) {
-                    const float value = float(v_pool[where[u] + i]);
+                    const float value = float(v_pool[where[u] * HEAD_DIM + at + i]);
                     for (int h = 0; h < TILE; h++) {
                         sum[h][i] += score[u][h] * value;
                     }
