@@ -14,6 +14,8 @@ from .kv import KVPool
 from .library import Array, mx, on_metal
 from .linear import Embedding, Linear
 from .metal.attention import paged_attention
+from .metal.kernel import available
+from .metal.norm_rope import norm_rope
 from .rope import turn
 from .step import Group, MlxStep, PagedGroup
 
@@ -50,7 +52,9 @@ class MlxOps:
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = qkv.reshape(qkv.shape[0], -1, self.config.head_dim)
         v = qkv[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
+        if available():
+            q, k = norm_rope(qkv, step.rotation, heads, layer.q_norm, layer.k_norm, layer.eps)
+        elif layer.q_norm is not None and layer.k_norm is not None:
             q = self.rms_norm(qkv[:, :heads], layer.q_norm, layer.eps)
             k = self.rms_norm(qkv[:, heads : heads + kv_heads], layer.k_norm, layer.eps)
             q, k = step.rotation(q, self._turn), step.rotation(k, self._turn)

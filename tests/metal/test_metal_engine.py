@@ -18,7 +18,7 @@ if importlib.util.find_spec("mlx") is None:
 from steps import Driver, LogitTap
 from tiny import random_weights, tiny_config, write_gguf
 
-from bireme.backends.mlx import kv, weights
+from bireme.backends.mlx import kv, ops, weights
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.metal import linear
 from bireme.backends.mlx.metal.kernel import Launch, available, dtype_name
@@ -51,7 +51,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return [mx.array(each).astype(kind) for each, kind in zip(found, kinds, strict=True)]
 
     monkeypatch.setattr(Launch, "run", on_cpu)
-    for module in (kv, weights):
+    for module in (kv, ops, weights):
         monkeypatch.setattr(module, "available", lambda: True)
     monkeypatch.setattr(linear, "affine_pays", lambda: True)
     yield names
@@ -59,8 +59,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three query heads to a KV head."""
-    config = tiny_config(num_heads=6, num_kv_heads=2)
+    """Three query heads to a KV head, normed."""
+    config = tiny_config("qwen3", num_heads=6, num_kv_heads=2)
     path = tmp_path_factory.mktemp("metal") / "model.gguf"
     return write_gguf(path, config, random_weights(config), type_of=lambda name: "Q4_0")
 
@@ -92,7 +92,7 @@ def logits(path: Path) -> list[np.ndarray]:
 
 def test_steps_through_the_kernels_are_level_0(model, launched, monkeypatch):
     with_kernels = logits(model)
-    assert {"paged_attention", "affine_matmul"} <= set(launched)
+    assert {"paged_attention", "affine_matmul", "norm_rope"} <= set(launched)
     monkeypatch.undo()
     assert not available()
     for found, wanted in zip(with_kernels, logits(model), strict=True):

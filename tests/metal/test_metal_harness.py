@@ -14,6 +14,7 @@ from bireme.backends.mlx.metal import kernel as kernels
 from bireme.backends.mlx.metal.attention import Geometry, attention_launch, make_spans, reduce_launch
 from bireme.backends.mlx.metal.kernel import Kernel, Launch
 from bireme.backends.mlx.metal.matmul import affine_launch, block_launch, dequantize_launch
+from bireme.backends.mlx.metal.norm_rope import Heads, norm_rope_launch
 
 PROLOGUE = """
     const uint i = thread_position_in_grid.x;
@@ -103,6 +104,7 @@ def _inputs(launch: Launch, dtype: str, small: bool) -> list[Tensor]:
     """Zeros of plausible types and shapes for any of our kernels."""
     types = {"tables": "int32", "items": "int32", "starts": "int32", "words": "uint32", "blocks": "uint16"}
     types |= {"index": "int32", "columns": "int32", "partial": "float32", "lse": "float32"}
+    types |= dict.fromkeys(("cosines", "sines", "q_norm", "k_norm"), "float32")
     if "k_scales" in launch.kernel.inputs:
         types |= {"k_pool": "int8", "v_pool": "int8", "k_scales": "float32", "v_scales": "float32"}
     made = []
@@ -121,6 +123,8 @@ def every_launch(dtype: str) -> list[Launch]:
         attention_launch(shape, many, 0.125, softcap=30.0),
         attention_launch(replace(shape, scaled=True), one, 0.125),
         reduce_launch(shape, many),
+        norm_rope_launch(Heads(8, 2, 64, 32, dtype, None, 1e-6), 2),
+        norm_rope_launch(Heads(8, 2, 64, 32, dtype, "float32", 1e-6), 2),
         affine_launch(5, 64, 4, 32, dtype),
         block_launch(5, 64, "Q6_K", dtype),
         dequantize_launch(3, 256, "IQ4_XS", dtype),

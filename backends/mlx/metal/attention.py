@@ -17,6 +17,8 @@ Ints = NDArray[np.int32]
 
 #: Floats per lane for the queries of one threadgroup, and as many again for the sums: more would spill registers.
 LANE_FLOATS = 40
+#: Elements of a key in a lane: neighbouring lanes' loads should stay close.
+LANE_LOADS = 12
 SIMDS = 4
 UNROLL = 4
 #: Threadgroups that keep a large GPU busy; more spans than that only add work to join them.
@@ -45,10 +47,11 @@ class Geometry:
 
     @property
     def lanes(self) -> int:
-        """Lanes that share a key: as few as leave whole elements to each and a group's queries in registers."""
-        group = self.heads // self.kv_heads
+        """Lanes that share a key: as few as leave whole elements to each, not too many to load at once, and a group's
+        queries in registers."""
+        most = min(LANE_FLOATS * self.kv_heads // self.heads, LANE_LOADS)
         fitting = [n for n in (8, 16, 32) if self.head_dim % n == 0]
-        return next((n for n in fitting if group * self.head_dim // n <= LANE_FLOATS), fitting[-1])
+        return next((n for n in fitting if self.head_dim // n <= most), fitting[-1])
 
     @property
     def tile(self) -> int:
