@@ -14,7 +14,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 		>/dev/null 2>&1 && { command -v $$name; break; }; done)
 
 # What this machine can run on: the extra that pyproject.toml names so.
-EXTRA ?= $(shell if [ "$$(uname -s)-$$(uname -m)" = Darwin-arm64 ]; then echo mlx; \
+EXTRA ?= $(if $(filter mlx,$(DEVICE)),mlx,$(MACHINE))
+MACHINE := $(shell if [ "$$(uname -s)-$$(uname -m)" = Darwin-arm64 ]; then echo mlx; \
 	elif nvidia-smi -L >/dev/null 2>&1; then echo cuda; else echo cpu; fi)
 
 # On Linux, PyPI's torch brings gigabytes of CUDA along; the CPU build lies in PyTorch's own index. Where that can't be

@@ -52,6 +52,7 @@ def serve(
     max_model_len: options.MaxModelLen = ENGINE.max_model_len,
     generation_defaults: options.GenerationDefaults = SERVER.generation_defaults,
     cpu_precision: options.CpuPrecision = "fast",
+    mlx_weights: options.MlxWeights = "auto",
     threads: options.Threads = None,
     max_num_seqs: options.MaxNumSeqs = ENGINE.max_num_seqs,
     max_num_batched_tokens: options.MaxNumBatchedTokens = ENGINE.max_num_batched_tokens,
@@ -84,7 +85,7 @@ def serve(
             enable_prefix_caching=enable_prefix_caching,
             watchdog_s=watchdog_s,
         )
-        spec = EngineSpec(model, device, config, cpu_precision, threads)
+        spec = EngineSpec(model, device, config, cpu_precision, threads, mlx_weights)
         names, keys = tuple(served_model_name or ()), _keys(api_key)
         settings = ServerSettings(spec, host, port, names, keys, generation_defaults, grace=grace, log_level=log_level)
         listener = bind(host, port)

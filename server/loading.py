@@ -45,7 +45,7 @@ def _real(spec: EngineSpec, progress: Progress) -> Backend:
     from ..backends.select import load_backend, resolve_device
     from ..models.checkpoint import open_checkpoint
 
-    options = BackendOptions(cpu_precision=spec.cpu_precision, threads=spec.threads)
+    options = BackendOptions(spec.cpu_precision, spec.threads, spec.mlx_weights)
     device = resolve_device(spec.device)
     if device == "cpu" and options.cpu_precision == "fast":
         announce_compiling()

@@ -32,6 +32,10 @@ ServedModelName = Annotated[list[str] | None, _model("Name in the API; may be re
 MaxModelLen = Annotated[int | None, _model("Context per sequence. Default: the model's.")]
 GenerationDefaults = Annotated[bool, _model("Fill fields a request leaves out from the model's files.")]
 CpuPrecision = Annotated[Literal["fast", "exact"], _model("cpu: int8 linear layers, or float32 throughout.")]
+MlxWeights = Annotated[
+    Literal["auto", "quantized", "dense"],
+    _model("mlx: keep quantised weights so, or decode them. Default: keep them on a Mac."),
+]
 Threads = Annotated[int | None, _model("cpu: threads. Default: the cores.", min=1)]
 
 MaxNumSeqs = Annotated[int, _engine("Sequences that run at once.")]

@@ -19,6 +19,7 @@ class EngineSpec:
     config: EngineConfig = field(default_factory=EngineConfig)
     cpu_precision: str = "fast"
     threads: int | None = None
+    mlx_weights: str = "auto"
     loader: str = DEFAULT_LOADER
 
 

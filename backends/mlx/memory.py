@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: Share of the working set Metal recommends that is planned for; the rest is other programs' and Metal's own.
 WORKING_SET_SHARE = 0.85
+#: Without a given size, a pool on a Linux CPU takes no more: MLX fills it at once, and it is for tests and comparisons.
+LINUX_POOL = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def budget(weight_bytes: int, buffers: int, info: dict[str, Any] | None = None) 
         source = f"{WORKING_SET_SHARE:.0%} of the {_gib(recommended)} that Metal recommends"
         return Budget(int(recommended * WORKING_SET_SHARE), source)
     free = free_bytes()
-    return Budget(min(free, weight_bytes + buffers + kv_allowance()), f"{_gib(free)} are free")
+    return Budget(min(free, weight_bytes + buffers + min(kv_allowance(), LINUX_POOL)), f"{_gib(free)} are free")
 
 
 def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
@@ -60,6 +62,8 @@ def plan(checkpoint: Checkpoint, engine: EngineConfig, loader: MlxLoader) -> Mem
     Raises:
         ValueError: the model does not fit; the message carries the numbers and what would help.
     """
+    if engine.kv_cache_dtype != "auto":
+        raise ValueError(f"kv_cache_dtype is {engine.kv_cache_dtype!r}; the MLX backend has 'auto' only")
     config, itemsize = checkpoint.config, int(loader.dtype.size)
     weights, buffers = loader.planned_bytes(), work_bytes(checkpoint.config, engine, int(loader.dtype.size))
     have = budget(weights, buffers, mx.device_info() if on_metal() else None)

@@ -73,6 +73,7 @@ class MlxBackend:
             block_size=config.block_size,
             weight_bytes=loader.nbytes,
             kv_bytes_per_token=plan.kv_bytes_per_token,
+            kv_cache_dtype=str(storage.dtype).removeprefix("mlx.core."),
             max_in_flight=max_in_flight or (2 if on_metal() else 1),
         )
 

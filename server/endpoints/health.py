@@ -55,7 +55,7 @@ async def server_info(http: Request) -> dict[str, Any]:
         "version": __version__,
         "engine": dataclasses.asdict(state.client.config),
         "backend": info,
-        "options": {"device": spec.device, "cpu_precision": spec.cpu_precision, "threads": spec.threads},
+        "options": {name: getattr(spec, name) for name in ("device", "cpu_precision", "mlx_weights", "threads")},
         "server": {
             "served_model_names": list(state.names.served),
             "generation_defaults": state.defaults,

@@ -33,6 +33,7 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
     "--watchdog-s": (["--watchdog-s", "33"], ("engine", "watchdog_s"), 33.0),
     "--device": (["--device", "cpu"], ("backend", "device"), "cpu"),
     "--cpu-precision": (["--cpu-precision", "exact"], ("options", "cpu_precision"), "exact"),
+    "--mlx-weights": (["--mlx-weights", "dense"], ("options", "mlx_weights"), "dense"),
     "--threads": (["--threads", "1"], ("options", "threads"), 1),
     "--served-model-name": (
         ["--served-model-name", "one", "--served-model-name", "org/two"],
