@@ -76,3 +76,41 @@ def _or_fail(call: Any, options: dict[str, Any]) -> None:
         typer.echo(f"bireme: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(code)
+
+
+def simulate(
+    model: Annotated[str, typer.Argument(help="A model as for `bireme plan`: headers or config.json are enough.")],
+    terms: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    chip: Annotated[str, typer.Option(help="Device: m4-max, rtx-4090, a100-80gb, h100, h200, ...")] = "h100",
+    memory: Annotated[str | None, typer.Option(help="Its memory. Default: 90% of the chip's.")] = None,
+    replicas: Annotated[int, typer.Option(help="So many devices, each with the whole model.", min=1)] = 1,
+    efficiency: Annotated[float, typer.Option(help="Share of the published figures reached.", min=0.01, max=1)] = 0.7,
+    overhead_ms: Annotated[float, typer.Option(help="Fixed cost of a step.", min=0)] = 0.5,
+    fit: Annotated[Path | None, typer.Option(help="Cost model out of a JSON of `bench serve`.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="As in `bireme plan`.")] = "f16",
+    policies: Annotated[str, typer.Option(help="'bireme', 'all', or names from the table, with commas.")] = "all",
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once on a device.", min=1)] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.", min=1)] = 2048,
+    max_model_len: Annotated[int | None, typer.Option(help="Context per sequence. Default: the model's.")] = None,
+    concurrency: Annotated[str, _load("Closed loop: users at once, over all devices.")] = "",
+    request_rate: Annotated[str, _load("Open loop: requests a second, over all devices.")] = "",
+    burstiness: Annotated[float, _load("1 Poisson, below bursty, inf even.")] = 1.0,
+    num_prompts: Annotated[int | None, _load("Requests per level.", min=1)] = None,
+    dataset: Annotated[str, _data("random, prefix, multiturn, jsonl (ids) or trace.")] = "random",
+    dataset_path: Annotated[Path | None, _data("File of jsonl and trace.")] = None,
+    input_len: Annotated[int, _data("Tokens in.", min=1)] = 1024,
+    output_len: Annotated[int | None, _data("Tokens out. Default: 128, or the file's.", min=1)] = None,
+    range_ratio: Annotated[float, _data("Lengths vary evenly by so much either way.")] = 0.0,
+    prefix_len: Annotated[int, _data("prefix: tokens shared.", min=1)] = 512,
+    num_prefixes: Annotated[int, _data("prefix: how many different ones.", min=1)] = 4,
+    turns: Annotated[int, _data("multiturn: turns of a conversation.", min=1)] = 4,
+    think: Annotated[float, _data("multiturn: seconds before a next turn.", min=0)] = 0.0,
+    seed: Annotated[int, _data("Of prompts, lengths and arrivals.")] = 0,
+    goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50.")] = None,
+    json_path: Annotated[Path | None, _result("Write everything here.", "--json")] = None,
+    html_path: Annotated[Path | None, _result("Write a timeline of the first steps here.", "--html")] = None,
+) -> None:
+    """Predict how a device would serve a load: the real scheduler and caches, a computed device."""
+    from .simulate_command import run_simulate
+
+    _or_fail(run_simulate, locals())

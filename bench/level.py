@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
 from typing import Any
+
+import numpy as np
 
 from .load import Sample
 from .objective import Attainment, Objective, values_ms
@@ -31,7 +32,7 @@ class Spread:
         found = {p: percentile(values, p) for p in PERCENTILES}
         if not values:
             return cls(0, None, None, found)
-        return cls(len(values), fmean(values), pstdev(values), found)
+        return cls(len(values), float(np.mean(values)), float(np.std(values)), found)
 
 
 @dataclass(frozen=True, slots=True)

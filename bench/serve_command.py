@@ -54,8 +54,8 @@ def _plan(options: Options) -> Plan:
         raise ValueError("a ramp needs both --ramp-up-start-rps and --ramp-up-end-rps")
     names = ("input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes", "turns", "chat", "seed")
     data = DataSpec(options["dataset"], options["dataset_path"], **{name: options[name] for name in names})
-    rates = _numbers("request-rate", options["request_rate"])
-    users = tuple(int(value) for value in _numbers("concurrency", options["concurrency"]))
+    rates = numbers("request-rate", options["request_rate"])
+    users = tuple(int(value) for value in numbers("concurrency", options["concurrency"]))
     if not users and not rates and start is None and data.kind != "trace":
         users = (1, 4, 8, 16)
     return Plan(
@@ -73,7 +73,8 @@ def _plan(options: Options) -> Plan:
     )
 
 
-def _numbers(name: str, text: str) -> tuple[float, ...]:
+def numbers(name: str, text: str) -> tuple[float, ...]:
+    """``1,4,8`` as numbers above 0; () of nothing."""
     try:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:

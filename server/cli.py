@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..bench.command import bench
+from ..bench.command import bench, simulate
 from ..core.config import EngineConfig
 from ..planner.command import plan
 from . import options
@@ -98,6 +98,7 @@ def serve(
 
 
 app.command()(plan)
+app.command()(simulate)
 app.add_typer(bench)
 
 

@@ -1,0 +1,55 @@
+"""A cost model out of a measured run, so that what was not measured can be simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .timed_backend import LinearCost
+
+_TERMS = ([0, 1, 2], [0, 1], [1, 2], [1], [0, 2])
+
+
+def fit_run(run: dict[str, Any]) -> LinearCost:
+    """Fit base, per token and per pair to the closed-loop levels of a result of `bireme bench serve`.
+
+    A level's time is its steps times the base, its tokens, and the pairs its attention covered; errors count relative
+    to the level's time, no term is negative. Steps are reckoned as output tokens over users: exact where every user
+    always has a request running, which a closed loop of many requests nearly is.
+
+    Raises:
+        ValueError: fewer than two closed-loop levels.
+    """
+    rows, times = [], []
+    for level in run["levels"]:
+        if level["loop"] == "closed" and level["completed"] and not level["failed"]:
+            rows.append(_row(level))
+            times.append(float(level["duration"]))
+    if len(rows) < 2:
+        raise ValueError(f"{len(rows)} closed-loop levels without failures; a fit needs two or more concurrencies")
+    scaled = np.array(rows) / np.array(times)[:, None]
+    best, found = float("inf"), [0.0, 0.0, 0.0]
+    for columns in _TERMS:
+        if len(columns) > len(rows):
+            continue
+        terms = np.linalg.lstsq(scaled[:, columns], np.ones(len(rows)), rcond=1e-12)[0]
+        error = float(((scaled[:, columns] @ terms - 1) ** 2).sum())
+        if (terms >= 0).all() and error < best * (1 - 1e-6):
+            best, found = error, [0.0, 0.0, 0.0]
+            for column, value in zip(columns, terms, strict=True):
+                found[column] = float(value)
+    if best == float("inf"):
+        raise ValueError("no cost model fits these levels: their times do not grow with their work")
+    return LinearCost(*found)
+
+
+def _row(level: dict[str, Any]) -> tuple[float, float, float]:
+    """(steps, tokens computed, pairs) of a level."""
+    series = level["series"]
+    inputs, outputs = np.array(series["input_tokens"]), np.array(series["output_tokens"])
+    cached = level["total_cached_tokens"] / max(1.0, float(inputs.sum()))
+    fresh = inputs * (1 - cached)
+    pairs = fresh * (inputs - fresh / 2) + outputs * (inputs + outputs / 2)
+    steps = float(outputs.sum()) / float(level["max_concurrency"])
+    return steps, float(fresh.sum() + outputs.sum()), float(pairs.sum())

@@ -1,0 +1,126 @@
+"""``bireme simulate`` behind its options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..core.config import EngineConfig
+from ..core.memory import KV_ELEMENT_BYTES, kv_bytes_per_token
+from ..planner.chips import find_chip
+from ..planner.open import open_shape
+from ..planner.roofline import Roofline
+from ..planner.shape import ModelShape
+from ..server.sizes import parse_size
+from .arrivals import schedule
+from .data import DataSpec, Drawn, IdSource, draw
+from .fit import fit_run
+from .level import Load
+from .objective import parse_objective
+from .policies import policies
+from .results import read_run
+from .serve_command import numbers
+from .simulation import Machine, Outcome, outcome_table, simulate
+from .timed_backend import StepCost
+from .timeline import timeline
+
+Options = Mapping[str, Any]
+_RESERVE = 0.9  # share of a chip's memory that a server may plan for
+
+
+def run_simulate(options: Options) -> int:
+    """Predict as asked, and print one table."""
+    shape = open_shape(options["model"])
+    machine = _machine(options, shape)
+    config = EngineConfig(
+        max_num_seqs=options["max_num_seqs"],
+        max_num_batched_tokens=options["max_num_batched_tokens"],
+        max_queue=1 << 20,
+        watchdog_s=1e9,
+    )
+    every = policies(config, machine.pool_tokens, machine.max_len)
+    names = [name.strip() for name in options["policies"].split(",")]
+    chosen = every if names == ["all"] else [policy for policy in every if policy.name in names]
+    if not chosen:
+        raise ValueError(f"policies is {options['policies']!r}; known: all, {', '.join(p.name for p in every)}")
+    objective = parse_objective([*(options["goodput"] or ()), *(options["terms"] or ())])
+    outcomes: list[Outcome] = []
+    for number, load in enumerate(_loads(options)):
+        drawn = _drawn(options, load, number)
+        for policy in chosen:
+            keep = 400 if options["html_path"] and not outcomes else 0
+            outcomes.append(simulate(machine, policy, load, drawn, objective, options["replicas"], keep))
+    _finish(options, machine, outcomes)
+    return 0
+
+
+def _machine(options: Options, shape: ModelShape) -> Machine:
+    element = KV_ELEMENT_BYTES.get(options["kv_cache_dtype"])
+    if element is None:
+        raise ValueError(f"kv-cache-dtype is {options['kv_cache_dtype']!r}; known: {', '.join(KV_ELEMENT_BYTES)}")
+    per_token = kv_bytes_per_token(shape.layers, element)
+    chip = find_chip(options["chip"])
+    memory = parse_size(options["memory"]) if options["memory"] else round(chip.memory_gb * 1e9 * _RESERVE)
+    buffers = shape.buffers(options["max_num_batched_tokens"], options["max_num_seqs"])
+    room = memory - shape.weights.total_bytes - buffers
+    if room < 16 * per_token:
+        raise ValueError(
+            f"{shape.name} does not fit: weights {shape.weights.total_bytes} and buffers {buffers} bytes leave "
+            f"{room} of {memory} for the KV cache"
+        )
+    cost: StepCost
+    if options["fit"]:
+        cost = fit_run(read_run(Path(options["fit"])))
+    else:
+        cost = Roofline(chip, shape, per_token, options["efficiency"], options["overhead_ms"] / 1e3).seconds
+    most = options["max_model_len"] or shape.max_position or 32768
+    return Machine(cost, max(16, room // max(1, per_token)), most)
+
+
+def _loads(options: Options) -> list[Load]:
+    users, rates = numbers("concurrency", options["concurrency"]), numbers("request-rate", options["request_rate"])
+    if options["dataset"] == "trace":
+        return [Load("open", None, None)]
+    if bool(users) == bool(rates):
+        raise ValueError("give either --concurrency (closed loop) or --request-rate (open loop)")
+    closed = [Load("closed", int(count), None) for count in users]
+    return closed or [Load("open", None, rate, options["burstiness"]) for rate in rates]
+
+
+def _drawn(options: Options, load: Load, number: int) -> Drawn:
+    names = ("input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes", "turns", "think", "seed")
+    spec = DataSpec(options["dataset"], options["dataset_path"], **{name: options[name] for name in names})
+    count = options["num_prompts"] or (8 * (load.concurrency or 1) if load.loop == "closed" else 1000)
+    drawn = draw(spec, IdSource(1 << 19), count, number)
+    if load.loop == "closed" or drawn.due is not None:
+        return drawn
+    assert load.rate is not None
+    return Drawn(drawn.sessions, schedule(len(drawn.sessions), load.rate, load.burstiness, options["seed"] + number))
+
+
+def _finish(options: Options, machine: Machine, outcomes: list[Outcome]) -> None:
+    simulated, wall = (sum(getattr(one, name) for one in outcomes) for name in ("simulated", "wall"))
+    basis = (
+        f"fitted from {options['fit']}"
+        if options["fit"]
+        else (
+            f"a roofline of {options['chip']} at {options['efficiency']:.0%} and {options['overhead_ms']:g} ms a step"
+        )
+    )
+    pool = f"{options['replicas']} device(s), each with a KV pool of {machine.pool_tokens:,} tokens"
+    print(f"Simulated, not measured: {basis}; {pool}.")
+    print(outcome_table(outcomes))
+    print(f"{simulated:.0f} s of serving simulated in {wall:.1f} s: {simulated / max(wall, 1e-9):.0f} times real time.")
+    if options["json_path"]:
+        rows = []
+        for one in outcomes:
+            extra = {k: v for k, v in asdict(one).items() if k not in ("level", "records")}
+            rows.append(extra | {"load": one.level.load.name} | one.level.as_dict())
+        options["json_path"].write_text(json.dumps({"simulated": rows}, indent=1), encoding="utf-8")
+    if options["html_path"]:
+        first = outcomes[0]
+        title = f"Simulated: {first.policy}, {first.level.load.name}"
+        options["html_path"].write_text(timeline(title, first.records), encoding="utf-8")

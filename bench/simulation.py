@@ -1,0 +1,228 @@
+"""The real engine over a simulated device: scheduler, blocks and prefix cache are those that serve."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..core.engine import Engine
+from ..core.request import QueueFullError, Request, RequestRejectedError, SamplingParams, SequenceOutput
+from .data import Drawn
+from .level import Level, Load, summarise
+from .load import Sample, Session
+from .objective import Objective
+from .policies import Policy
+from .timed_backend import StepCost, StepRecord, TimedBackend
+
+_LOOK_EVERY = 16  # steps between two looks at the pool
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One device with its KV pool."""
+
+    cost: StepCost
+    pool_tokens: int
+    max_len: int
+    block_size: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulated level gave."""
+
+    policy: str
+    level: Level
+    kv_mean: float  # share of the pool held by running sequences, 0 to 1
+    kv_peak: float
+    preemptions: int
+    hit_rate: float  # of prompt tokens
+    steps: int
+    simulated: float  # seconds
+    wall: float  # seconds that simulating took
+    records: tuple[StepRecord, ...]
+
+    @property
+    def speed(self) -> float:
+        """How many times faster than real time it ran."""
+        return self.simulated / self.wall if self.wall > 0 else 0.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A request under way."""
+
+    sample: Sample
+    session: Session
+    number: int
+    prompt: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    session: Session
+    number: int
+    history: tuple[int, ...]
+    due: float
+
+
+class _Driver:
+    """Feeds one engine from a list of sessions: at their due times, or as users become free."""
+
+    def __init__(self, machine: Machine, policy: Policy, load: Load, drawn: Drawn, keep: int) -> None:
+        blocks = machine.pool_tokens // machine.block_size
+        self.backend = TimedBackend(blocks, machine.block_size, machine.max_len, machine.cost, keep)
+        self.clock = self.backend.clock
+        self.engine = Engine(self.backend, policy.config, self.clock)
+        self.policy = policy
+        self.samples: list[Sample] = []
+        self.kv: list[float] = []
+        self._closed = load.loop == "closed"
+        self._sessions = deque(drawn.sessions)
+        self._due: list[tuple[float, int, _Arrival]] = []  # heap
+        self._held: deque[_Arrival] = deque()  # static batches: due, but not let in yet
+        self._turns: dict[str, _Turn] = {}
+        self._order = 0
+        if self._closed:
+            for _ in range(min(load.concurrency or 1, len(self._sessions))):
+                self._next_session(0.0)
+        else:
+            assert drawn.due is not None
+            for session, due in zip(drawn.sessions, drawn.due, strict=True):
+                self._push(_Arrival(session, 0, (), due))
+
+    def run(self) -> None:
+        """Until everything has been answered."""
+        steps = 0
+        while self._due or self._held or self.engine.has_work():
+            self._let_in()
+            if not self.engine.has_work():
+                if self._due:
+                    self.clock.advance_to(self._due[0][0])
+                continue
+            for output in self.engine.step():
+                self._take(output)
+            steps += 1
+            if steps % _LOOK_EVERY == 0:
+                self.kv.append(self.engine.stats().kv_usage)
+
+    def _push(self, arrival: _Arrival) -> None:
+        self._order += 1
+        heapq.heappush(self._due, (arrival.due, self._order, arrival))
+
+    def _next_session(self, now: float) -> None:
+        if self._sessions:
+            self._push(_Arrival(self._sessions.popleft(), 0, (), now))
+
+    def _let_in(self) -> None:
+        while self._due and self._due[0][0] <= self.clock.now:
+            self._held.append(heapq.heappop(self._due)[2])
+        if self.policy.static and self.engine.has_work():
+            return
+        room = self.policy.config.max_num_seqs if self.policy.static else len(self._held)
+        for _ in range(min(room, len(self._held))):
+            self._add(self._held.popleft())
+
+    def _add(self, arrival: _Arrival) -> None:
+        turn = arrival.session.turns[arrival.number]
+        assert isinstance(turn.content, tuple)
+        prompt = (*arrival.history, *turn.content)
+        sample = Sample(due=arrival.due, sent=self.clock.now)
+        name = f"r{len(self.samples)}"
+        self.samples.append(sample)
+        try:
+            params = SamplingParams(max_tokens=turn.max_tokens, temperature=0.0, ignore_eos=True)
+            self.engine.add(Request(name, prompt, params, arrival_time=arrival.due))
+        except (RequestRejectedError, QueueFullError) as error:
+            sample.failure, sample.end = type(error).__name__, self.clock.now
+            if self._closed:
+                self._next_session(self.clock.now)
+            return
+        self._turns[name] = _Turn(sample, arrival.session, arrival.number, prompt)
+
+    def _take(self, output: SequenceOutput) -> None:
+        turn, now = self._turns[output.request_id], self.clock.now
+        sample = turn.sample
+        if output.cached_tokens is not None:
+            sample.cached_tokens = output.cached_tokens
+        if output.token_ids:
+            sample.first = now if sample.first is None else sample.first
+            sample.last = now
+            sample.chunks += 1
+            sample.times.append(now)
+            turn.tokens.extend(output.token_ids)
+        if output.finish_reason is not None:
+            self._end(output.request_id, turn, now)
+
+    def _end(self, name: str, turn: _Turn, now: float) -> None:
+        sample = turn.sample
+        del self._turns[name]
+        sample.end, sample.finished = now, True
+        sample.tokens, sample.prompt_tokens = len(turn.tokens), len(turn.prompt)
+        if turn.number + 1 < len(turn.session.turns):
+            history = (*turn.prompt, *turn.tokens)
+            self._push(_Arrival(turn.session, turn.number + 1, history, now + turn.session.think))
+        elif self._closed:
+            self._next_session(now)
+
+
+def simulate(
+    machine: Machine,
+    policy: Policy,
+    load: Load,
+    drawn: Drawn,
+    objective: Objective | None = None,
+    replicas: int = 1,
+    keep: int = 0,
+) -> Outcome:
+    """One level under one policy. ``replicas``: so many equal machines, sessions dealt to them in turn; a closed
+    loop's users are shared out evenly. ``keep``: steps of the first machine to record."""
+    start = time.perf_counter()
+    drivers = []
+    for index in range(min(replicas, len(drawn.sessions))):
+        share = Drawn(drawn.sessions[index::replicas], None if drawn.due is None else drawn.due[index::replicas])
+        own = load if load.concurrency is None else Load(load.loop, -(-load.concurrency // replicas), load.rate)
+        driver = _Driver(machine, policy, own, share, 0 if index else keep)
+        driver.run()
+        drivers.append(driver)
+    wall = time.perf_counter() - start
+    stats = [driver.engine.stats() for driver in drivers]
+    usage = [value for driver in drivers for value in driver.kv] or [0.0]
+    prompt = sum(one.prompt_tokens for one in stats)
+    return Outcome(
+        policy=policy.name,
+        level=summarise([sample for driver in drivers for sample in driver.samples], load, objective),
+        kv_mean=sum(usage) / len(usage),
+        kv_peak=max(usage),
+        preemptions=sum(one.preemptions for one in stats),
+        hit_rate=sum(one.prompt_tokens_cached for one in stats) / prompt if prompt else 0.0,
+        steps=sum(one.steps for one in stats),
+        simulated=max(driver.clock.now for driver in drivers),
+        wall=wall,
+        records=tuple(drivers[0].backend.records),
+    )
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> str:
+    """The policies side by side, as a Markdown table."""
+    head = "| policy | load | tok/s out | req/s | good req/s | TTFT p50 | TTFT p95 | TPOT p50 | TPOT p95 |"
+    lines = [head + " KV mean | KV peak | preempted | cached | failed |", "|" + "---|" * 14]
+    for one in outcomes:
+        level, spreads = one.level, one.level.spreads
+        cells = [one.policy, level.load.name, f"{level.output_throughput:.0f}", f"{level.request_throughput:.2f}"]
+        cells.append("" if level.goodput is None else f"{level.goodput:.2f}")
+        for name in ("ttft", "tpot"):
+            cells += [_ms(spreads[name].percentiles[p]) for p in (50, 95)]
+        cells += [f"{one.kv_mean:.0%}", f"{one.kv_peak:.0%}", str(one.preemptions), f"{one.hit_rate:.0%}"]
+        lines.append("| " + " | ".join([*cells, str(level.failed)]) + " |")
+    return "\n".join(lines)
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value / 1e3:.1f} s" if value >= 10_000 else f"{value:.0f} ms"

@@ -1,0 +1,173 @@
+"""Simulated serving: arithmetic that can be done by hand, policies in their order, fits that come back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bireme.bench.arrivals import schedule
+from bireme.bench.data import DataSpec, Drawn, IdSource, draw
+from bireme.bench.fit import fit_run
+from bireme.bench.level import Load
+from bireme.bench.objective import Objective
+from bireme.bench.policies import Policy, policies
+from bireme.bench.results import Run
+from bireme.bench.simulation import Machine, Outcome, outcome_table, simulate
+from bireme.bench.timed_backend import LinearCost
+from bireme.core.config import EngineConfig
+from bireme.server.cli import app
+
+CONFIG = EngineConfig(max_num_seqs=8, max_queue=10_000)
+IDS = IdSource(50_000)
+QWEN3_8B = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+}
+
+
+def machine(base: float = 0.01, per_token: float = 1e-4, pool: int = 1 << 16) -> Machine:
+    return Machine(LinearCost(base, per_token), pool, 4096)
+
+
+def run(policy: Policy, load: Load, spec: DataSpec, count: int, **options: object) -> Outcome:
+    drawn = draw(spec, IDS, count)
+    if load.loop == "open":
+        assert load.rate is not None
+        drawn = Drawn(drawn.sessions, schedule(len(drawn.sessions), load.rate, seed=1))
+    return simulate(machine(), policy, load, drawn, **options)  # type: ignore[arg-type]
+
+
+def test_one_request_by_hand() -> None:
+    """A prompt of 100 tokens in one step of 20 ms, then nine steps of one token, 10.1 ms each."""
+    outcome = run(Policy("bireme", CONFIG), Load("closed", 1, None), DataSpec(input_len=100, output_len=10), 1)
+    spreads = outcome.level.spreads
+    assert spreads["ttft"].mean == pytest.approx(20.0)
+    assert spreads["tpot"].mean == pytest.approx(10.1)
+    assert spreads["e2el"].mean == pytest.approx(20 + 9 * 10.1)
+    assert outcome.steps == 10 and outcome.simulated == pytest.approx(0.1109)
+    assert (outcome.level.input_tokens, outcome.level.output_tokens) == (100, 10)
+
+
+def test_each_idea_gains() -> None:
+    """Shared prefixes under load: what Bireme does beats every policy that lets an idea go."""
+    spec = DataSpec("prefix", prefix_len=512, num_prefixes=2, input_len=64, output_len=40, range_ratio=0.5)
+    every = policies(CONFIG, 1 << 14, 4096)
+    assert [policy.name for policy in every][0] == "bireme" and len({policy.name for policy in every}) == 6
+    drawn = draw(spec, IDS, 64)
+    outcomes = {p.name: simulate(machine(pool=1 << 14), p, Load("closed", 16, None), drawn) for p in every}
+    rates = {name: outcome.level.output_throughput for name, outcome in outcomes.items()}
+    assert rates["bireme"] > rates["no prefix cache"] > rates["static batches"] > rates["one at a time"]
+    assert rates["bireme"] > rates["contiguous"] > rates["one at a time"]
+    assert outcomes["bireme"].hit_rate > 0.7 and outcomes["no prefix cache"].hit_rate == 0
+    assert all(outcome.level.completed == 64 and not outcome.level.failures for outcome in outcomes.values())
+    assert outcome_table(list(outcomes.values())).count("\n") == 7
+
+
+def test_chunks_keep_streams_flowing() -> None:
+    """Long prompts stall running streams where they are read whole, and hardly where they are cut."""
+    spec = DataSpec(input_len=3000, output_len=60)
+    config = EngineConfig(max_num_seqs=8, max_queue=1000, max_stall_ms=50, max_num_batched_tokens=4096)
+    chunked, whole = (policies(config, 1 << 16, 4096)[i] for i in (0, 2))
+    gaps = {}
+    for policy in (chunked, whole):
+        outcome = run(policy, Load("open", None, 1.5), spec, 20)
+        gaps[policy.name] = outcome.level.spreads["itl"].percentiles[99]
+    assert gaps["no chunking"] > 300 > 60 > gaps["bireme"]
+
+
+def test_turns_find_their_history_in_the_cache() -> None:
+    spec = DataSpec("multiturn", input_len=100, output_len=50, turns=4, think=1.0)
+    outcome = run(Policy("bireme", CONFIG), Load("closed", 2, None), spec, 16)
+    assert outcome.level.completed == 16
+    history = 0 + 150 + 300 + 450
+    assert outcome.hit_rate == pytest.approx(history / (history + 400), abs=0.05)
+    assert outcome.simulated > 2 * 3 * 1.0
+
+
+def test_replicas_share_the_load() -> None:
+    spec = DataSpec(input_len=200, output_len=50)
+    policy = Policy("bireme", CONFIG)
+    one = run(policy, Load("closed", 8, None), spec, 64)
+    four = run(policy, Load("closed", 32, None), spec, 256, replicas=4)
+    assert four.level.completed == 256
+    assert four.level.output_throughput == pytest.approx(4 * one.level.output_throughput, rel=0.02)
+
+
+def test_goodput_falls_as_load_grows() -> None:
+    objective = Objective({"ttft": 300, "tpot": 30})
+    spec = DataSpec(input_len=500, output_len=30)
+    shares = []
+    for rate in (1.0, 60.0):
+        attainment = run(Policy("b", CONFIG), Load("open", None, rate), spec, 200, objective=objective).level.attainment
+        assert attainment is not None
+        shares.append(attainment.share)
+    assert shares[0] > 0.95 and shares[1] < 0.5
+
+
+def test_a_small_pool_preempts_and_still_answers() -> None:
+    spec = DataSpec(input_len=100, output_len=300)
+    outcome = simulate(
+        machine(pool=1024), Policy("bireme", CONFIG), Load("closed", 8, None), draw(spec, IDS, 16), keep=50
+    )
+    assert outcome.preemptions > 0 and outcome.level.completed == 16 and outcome.kv_peak > 0.9
+    assert len(outcome.records) == 50 and outcome.records[0].counts[0] > 1
+
+
+def test_a_fit_predicts_what_was_not_measured() -> None:
+    """Fitted to 1, 4 and 16 at once, it foretells 8: throughput and p95 TPOT within 15 percent."""
+    cost = LinearCost(0.02, 3e-4, 2e-8)
+    spec, config = DataSpec(input_len=150, output_len=60, range_ratio=0.3), EngineConfig(max_num_seqs=16)
+
+    def level(users: int, by: LinearCost) -> Outcome:
+        spot = Machine(by, 1 << 16, 4096)
+        return simulate(spot, Policy("b", config), Load("closed", users, None), draw(spec, IDS, 10 * users, users))
+
+    measured = Run("measured", {}, [level(users, cost).level for users in (1, 4, 16)])
+    fitted = fit_run(json.loads(json.dumps(measured.as_dict())))
+    real, foretold = level(8, cost).level, level(8, fitted).level
+    assert foretold.output_throughput == pytest.approx(real.output_throughput, rel=0.15)
+    assert foretold.spreads["tpot"].percentiles[95] == pytest.approx(real.spreads["tpot"].percentiles[95], rel=0.15)
+    with pytest.raises(ValueError, match="1 closed-loop levels"):
+        fit_run(Run("short", {}, measured.levels[:1]).as_dict())
+
+
+def test_the_command_writes_a_table_and_a_timeline(tmp_path: Path) -> None:
+    config, page, data = tmp_path / "config.json", tmp_path / "t.html", tmp_path / "s.json"
+    config.write_text(json.dumps(QWEN3_8B), encoding="utf-8")
+    arguments = ["simulate", str(config), "ttft:1000", "--goodput", "tpot:50", "--chip", "H200", "--concurrency", "8"]
+    more = ["--num-prompts", "16", "--policies", "bireme,one at a time", "--html", str(page), "--json", str(data)]
+    result = CliRunner().invoke(app, [*arguments, *more])
+    assert result.exit_code == 0, result.output
+    assert "Simulated, not measured" in result.output and "| one at a time | 8 at once |" in result.output
+    rows = json.loads(data.read_text(encoding="utf-8"))["simulated"]
+    assert [row["policy"] for row in rows] == ["bireme", "one at a time"]
+    assert rows[0]["output_throughput"] > 3 * rows[1]["output_throughput"]
+    text = page.read_text(encoding="utf-8")
+    assert 'class="read"' in text and 'class="decode"' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either --concurrency"),
+        (["--concurrency", "1", "--policies", "magic"], "policies is 'magic'"),
+        (["--concurrency", "1", "--memory", "1GB"], "does not fit"),
+        (["--concurrency", "1", "--fit", "nowhere.json"], "no result of"),
+    ],
+)
+def test_bad_input_is_named(arguments: list[str], message: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(QWEN3_8B), encoding="utf-8")
+    result = CliRunner().invoke(app, ["simulate", str(config), *arguments])
+    assert result.exit_code == 2 and message in result.output
