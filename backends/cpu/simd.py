@@ -32,10 +32,12 @@ parallel_for: Callable[..., None] = parallel.parallel_for
 intrinsic: Callable[[Any], Any] = numba_intrinsic
 
 F32 = ir.FloatType()
+I8 = ir.IntType(8)
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 VECTOR = ir.VectorType(F32, WIDTH)
 INTS = ir.VectorType(I32, WIDTH)
+CODES = ir.VectorType(I8, WIDTH)
 POINTER = ir.PointerType()
 
 PREFIX = "bireme_"
@@ -80,11 +82,11 @@ class Emitter:
     def pointer(self, address: Any) -> Any:
         return self.builder.inttoptr(address, POINTER)
 
-    def offset(self, base: Any, *terms: Any) -> Any:
-        """The float32 at ``base`` plus the sum of ``terms`` (IR values or ints)."""
+    def offset(self, base: Any, *terms: Any, kind: Any = F32) -> Any:
+        """The element (float32, or of ``kind``) at ``base`` plus the sum of ``terms`` (IR values or ints)."""
         for term in terms:
             index = self.number(term) if isinstance(term, int) else term
-            base = self.builder.gep(base, [index], source_etype=F32)
+            base = self.builder.gep(base, [index], source_etype=kind)
         return base
 
     def product(self, a: Any, b: Any) -> Any:
@@ -92,6 +94,13 @@ class Emitter:
 
     def load(self, pointer: Any, kind: Any = VECTOR) -> Any:
         return self.builder.load(pointer, typ=kind, align=4)
+
+    def widen(self, pointer: Any, kind: Any) -> Any:
+        """Eight elements of ``kind``, F32 or I8, as floats."""
+        if kind is F32:
+            return self.load(pointer)
+        codes = self.builder.load(pointer, typ=CODES, align=1)
+        return self.builder.sitofp(self.builder.sext(codes, INTS), VECTOR)
 
     def store(self, value: Any, pointer: Any) -> None:
         self.builder.store(value, pointer, align=4)
@@ -126,13 +135,36 @@ class Emitter:
         """The larger one; ``a`` where ``b`` is NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", b, a), b, a)
 
+    def tree(self, terms: list[Any], combine: Callable[[Any, Any], Any]) -> Any:
+        """``combine`` over eight terms in ``fold``'s order."""
+        for half in (4, 2, 1):
+            terms = [combine(terms[i], terms[i + half]) for i in range(half)]
+        return terms[0]
+
     def fold(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
         """``combine`` over the lanes, in a fixed tree: a scalar."""
-        blank = ir.Constant(VECTOR, ir.Undefined)
+        blank = ir.Constant(vector.type, ir.Undefined)
         for half in (4, 2, 1):
             lanes = ir.Constant(INTS, [(i + half) % WIDTH for i in range(WIDTH)])
             vector = combine(vector, self.builder.shuffle_vector(vector, blank, lanes))
+        return self.first(vector)
+
+    def first(self, vector: Any) -> Any:
+        """Lane 0, a scalar."""
         return self.builder.extract_element(vector, ir.Constant(I32, 0))
+
+    def transpose(self, rows: list[Any]) -> list[Any]:
+        """Eight vectors as a matrix, its columns: blocks of four, two and one change places across the diagonal."""
+        for size in (4, 2, 1):
+            for i in range(WIDTH):
+                if not i & size:
+                    a, b = rows[i], rows[i + size]
+                    low = [lane if not lane & size else WIDTH + lane - size for lane in range(WIDTH)]
+                    high = [lane + size if not lane & size else WIDTH + lane for lane in range(WIDTH)]
+                    rows[i], rows[i + size] = (
+                        self.builder.shuffle_vector(a, b, ir.Constant(INTS, m)) for m in (low, high)
+                    )
+        return rows
 
     def sum(self, vector: Any) -> Any:
         return self.fold(vector, self.builder.fadd)
