@@ -23,6 +23,7 @@ class BackendInfo:
     weight_bytes: int
     kv_bytes_per_token: int
     max_in_flight: int  # steps worth having submitted at once: 1 or 2
+    kv_cache_dtype: str = "none"  # what keys and values are kept as: "float32", "bfloat16", "int8"
 
 
 class Ticket(Protocol):

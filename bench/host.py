@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from ..backends.base import BackendInfo
+from ..backends.base import BackendInfo, Ticket
 from ..core.config import EngineConfig
 from ..core.engine import Engine
 from ..core.request import Request, SamplingParams
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Answered:
+class Answered:
     """A step that was done when it was submitted."""
 
     result: StepResult
@@ -42,12 +42,12 @@ class _Answered:
 class InstantBackend:
     """Gives every sequence token 1 in no time, with two steps in flight."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 32000) -> None:
         self.info = BackendInfo(
             device="none",
             model_name="none",
             quantization="none",
-            vocab_size=32000,
+            vocab_size=vocab_size,
             max_model_len=32768,
             end_ids=frozenset({2}),
             num_blocks=num_blocks,
@@ -57,10 +57,10 @@ class InstantBackend:
             max_in_flight=2,
         )
 
-    def submit(self, batch: StepBatch) -> _Answered:
+    def submit(self, batch: StepBatch) -> Ticket:
         count = int(np.count_nonzero(batch.samples))
         result = StepResult(batch.step_id, np.ones(count, np.int32), np.zeros(count, np.bool_), None, 0.01)
-        return _Answered(result)
+        return Answered(result)
 
     def close(self) -> None:
         pass

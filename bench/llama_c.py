@@ -1,8 +1,9 @@
 """llama.cpp's own logits, through the C functions that xllamacpp's extension exports.
 
-Both parameter records are taken as llama.cpp's defaults and passed back whole; only the first fields of the context's
-record are set (n_ctx, n_batch, n_ubatch, n_seq_max), and checked after the fact. Both are declared larger than they
-are: such records travel in memory, so the callee reads and writes only its own part.
+Both parameter records are taken as llama.cpp's defaults and passed back whole; only a few fields of the context's
+record are set: the first four (n_ctx, n_batch, n_ubatch, n_seq_max) and, for attention in float32, flash_attn_type,
+type_k and type_v. What came of them is checked after the fact. Both records are declared larger than they are: such
+records travel in memory, so the callee reads and writes only its own part.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+_FLASH, _TYPE_K, _TYPE_V = 13, 26, 27  # words of llama_context_params
+_AUTO, _F16, _OFF, _F32 = 2**32 - 1, 1, 0, 0  # their defaults, and what float32 attention takes
 
 
 class _Record(ctypes.Structure):
@@ -35,9 +39,15 @@ class _Batch(ctypes.Structure):
 
 
 class LlamaModel:
-    """One GGUF file in llama.cpp on the CPU, with room for ``context`` tokens of one sequence."""
+    """One GGUF file in llama.cpp on the CPU, with room for ``context`` tokens of one sequence.
 
-    def __init__(self, path: Path, context: int, threads: int) -> None:
+    At most ``chunk`` tokens are computed at once. With ``float32_attention`` keys and values are kept in float32 and
+    flash attention, which takes them in float16, is off. RuntimeError if llama.cpp did not take what it was given.
+    """
+
+    def __init__(
+        self, path: Path, context: int, threads: int, *, chunk: int = 512, float32_attention: bool = False
+    ) -> None:
         self._library = _load()
         self._model = self._context = None
         call = self._library
@@ -45,10 +55,17 @@ class LlamaModel:
         if not self._model:
             raise RuntimeError(f"llama.cpp can't load {path}")
         params = call.llama_context_default_params()
-        params.words[0:4] = [context, context, min(512, context), 1]
+        params.words[0:4] = [context, context, min(chunk, context), 1]
+        if float32_attention:
+            _ask_float32(params)
+        said = _Listener()
+        call.llama_log_set(said.callback, None)
         self._context = call.llama_init_from_model(self._model, params)
+        call.llama_log_set(_SILENT, None)
         if not self._context:
             raise RuntimeError(f"llama.cpp can't make a context for {path}")
+        if float32_attention and not all(words in said.text for words in ("K (f32)", "V (f32)", "= disabled")):
+            raise RuntimeError("this xllamacpp's records differ: it did not take float32 attention")
         found = (call.llama_n_ctx(self._context), call.llama_n_batch(self._context))
         if found[1] != context or found[0] < context:
             raise RuntimeError(f"this xllamacpp's records differ: asked for {context} tokens of context, got {found}")
@@ -92,7 +109,28 @@ class LlamaModel:
         self._model = self._context = None
 
 
-_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
+_Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_SILENT = _Log(lambda level, text, data: None)
+
+
+class _Listener:
+    """What llama.cpp says while ``callback`` is its log."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.callback = _Log(lambda level, text, data: self._pieces.append(text or b""))
+
+    @property
+    def text(self) -> str:
+        return b"".join(self._pieces).decode("utf-8", "replace")
+
+
+def _ask_float32(params: Any) -> None:
+    found = tuple(params.words[at] for at in (_FLASH, _TYPE_K, _TYPE_V))
+    if found != (_AUTO, _F16, _F16):
+        raise RuntimeError(f"this xllamacpp's records differ: flash_attn_type, type_k and type_v read as {found}")
+    for at, value in ((_FLASH, _OFF), (_TYPE_K, _F32), (_TYPE_V, _F32)):
+        params.words[at] = value
 
 
 def _load() -> Any:
@@ -101,7 +139,7 @@ def _load() -> Any:
     library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
     pointer = ctypes.c_void_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "llama_log_set": (None, [type(_SILENT), pointer]),
+        "llama_log_set": (None, [_Log, pointer]),
         "llama_backend_init": (None, []),
         "llama_model_default_params": (_Record, []),
         "llama_context_default_params": (_Record, []),

@@ -14,7 +14,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,15 @@ class Prompt:
         return "/completions", body | {"prompt": content} | target.extra
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Requests of one user, one after the other. With more than one, each is a chat turn: its messages are appended to
+    those before it and the answers they got."""
+
+    turns: tuple[Prompt, ...]
+    think: float = 0.0  # seconds between an answer and the next turn
+
+
 @dataclass(slots=True)
 class Sample:
     """One request as it went. Times are seconds on one monotonic clock."""
@@ -71,6 +80,8 @@ class Sample:
     cached_tokens: int | None = None
     finished: bool = False  # a finish reason came
     failure: str | None = None  # its kind; None: it ended well
+    times: list[float] = field(default_factory=list)  # of every chunk with text
+    text: str = ""  # the answer, where a next turn needs it
 
     @property
     def output_tokens(self) -> int:
@@ -101,30 +112,84 @@ class Report:
         return f"{self.requests - self.good} of {self.requests} requests FAILED: {kinds}" if self.failures else ""
 
 
+OnSample = Callable[[Sample], None]
+
+
 async def closed_loop(target: Target, prompts: Sequence[Prompt], concurrency: int) -> Report:
     """So many users, each sending its next request when its last one ended."""
-    waiting = iter(prompts)
-    samples: list[Sample] = []
-
-    async def user(client: httpx.AsyncClient) -> None:
-        for prompt in waiting:
-            samples.append(await ask(client, target, prompt, time.perf_counter()))
-
-    async with _client(target, concurrency) as client:
-        await asyncio.gather(*(user(client) for _ in range(concurrency)))
-    return report(samples)
+    return report(await closed_samples(target, [Session((prompt,)) for prompt in prompts], concurrency))
 
 
 async def open_loop(target: Target, prompts: Sequence[Prompt], due: Sequence[float]) -> Report:
     """Request i starts ``due[i]`` seconds from now, however the server is doing."""
-    async with _client(target, len(prompts)) as client:
-        start = time.perf_counter()
+    return report(await open_samples(target, [Session((prompt,)) for prompt in prompts], due))
 
-        async def one(prompt: Prompt, at: float) -> Sample:
+
+async def closed_samples(
+    target: Target, sessions: Sequence[Session], concurrency: int, on_sample: OnSample | None = None
+) -> list[Sample]:
+    """A closed loop: so many users, each taking the next session when its last one ended."""
+    waiting = iter(sessions)
+    samples: list[Sample] = []
+
+    async def user(client: httpx.AsyncClient) -> None:
+        for session in waiting:
+            async for sample in _session(client, target, session, time.perf_counter()):
+                _note(sample, samples, on_sample)
+
+    async with _client(target, concurrency) as client:
+        await asyncio.gather(*(user(client) for _ in range(concurrency)))
+    return samples
+
+
+async def open_samples(
+    target: Target,
+    sessions: Sequence[Session],
+    due: Sequence[float],
+    on_sample: OnSample | None = None,
+    max_concurrency: int | None = None,
+) -> list[Sample]:
+    """An open loop: session i starts ``due[i]`` seconds from now, a schedule fixed before anything is sent.
+
+    With ``max_concurrency`` no more are sent at once; the wait for a place counts as latency, and as send lag.
+    """
+    samples: list[Sample] = []
+    places = asyncio.Semaphore(max_concurrency or max(1, len(sessions)))
+    async with _client(target, max(1, len(sessions))) as client:
+        start = time.perf_counter() + 0.05  # the tasks' own start is over by then
+
+        async def one(session: Session, at: float) -> None:
             await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
-            return await ask(client, target, prompt, start + at)
+            async with places:
+                async for sample in _session(client, target, session, start + at):
+                    _note(sample, samples, on_sample)
 
-        return report(await asyncio.gather(*(one(p, at) for p, at in zip(prompts, due, strict=True))))
+        await asyncio.gather(*(one(session, at) for session, at in zip(sessions, due, strict=True)))
+    return samples
+
+
+def _note(sample: Sample, samples: list[Sample], on_sample: OnSample | None) -> None:
+    samples.append(sample)
+    if on_sample is not None:
+        on_sample(sample)
+
+
+async def _session(client: httpx.AsyncClient, target: Target, session: Session, due: float) -> AsyncIterator[Sample]:
+    """Ask turn after turn; a failed one ends the session."""
+    keep = len(session.turns) > 1
+    history: tuple[Any, ...] = ()
+    for number, turn in enumerate(session.turns):
+        if number:
+            await asyncio.sleep(session.think)
+            due = time.perf_counter()
+        prompt = Prompt((*history, *turn.content), turn.max_tokens) if keep else turn
+        sample = await ask(client, target, prompt, due)
+        yield sample
+        if sample.failure is not None:
+            return
+        if keep:
+            assert isinstance(prompt.content, tuple)
+            history = (*prompt.content, {"role": "assistant", "content": sample.text})
 
 
 def _client(target: Target, connections: int) -> httpx.AsyncClient:
@@ -169,6 +234,8 @@ async def _read(response: httpx.Response, sample: Sample) -> None:
                 sample.last = time.perf_counter()
                 sample.first = sample.first or sample.last
                 sample.chunks += 1
+                sample.times.append(sample.last)
+                sample.text += _answer(choice)
             sample.finished = sample.finished or choice.get("finish_reason") is not None
     if sample.first is None:
         sample.failure = "no token"
@@ -195,6 +262,10 @@ def _usage(usage: dict[str, Any] | None, sample: Sample) -> None:
     if usage.get("prompt_tokens") is not None:
         sample.prompt_tokens = int(usage["prompt_tokens"])
     sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+def _answer(choice: dict[str, Any]) -> str:
+    return str(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
 
 
 def _has_text(choice: dict[str, Any]) -> bool:

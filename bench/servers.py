@@ -71,22 +71,23 @@ def start_bireme(
     label: str, model: Path, *, device: str, threads: int, parallel: int, arguments: Sequence[str] = ()
 ) -> Server:
     """Our server, as a user starts it."""
-    port = _free_port()
+    port = free_port()
     command = [*PYTHON, "-c", "from bireme.server.cli import main; main()", "serve", str(model)]
     command += ["--device", device, "--port", str(port), "--threads", str(threads), "--max-num-seqs", str(parallel)]
     command += ["--served-model-name", "model", *arguments]
-    return _start(label, command, port)
+    return start(label, command, port)
 
 
 def start_llama(label: str, model: Path, *, threads: int, parallel: int, context: int) -> Server:
     """llama.cpp's server out of xllamacpp, with ``parallel`` slots of ``context`` tokens each."""
-    port = _free_port()
+    port = free_port()
     command = [*PYTHON, "-m", "bireme.bench.llama_server", str(model), "--port", str(port)]
     command += ["--threads", str(threads), "--parallel", str(parallel), "--context", str(context)]
-    return _start(label, command, port)
+    return start(label, command, port)
 
 
-def _start(label: str, command: list[str], port: int, patience: float = 180.0) -> Server:
+def start(label: str, command: list[str], port: int, patience: float = 180.0) -> Server:
+    """Run ``command`` and wait until the server at ``port`` is healthy. Raises RuntimeError with its last words."""
     log = tempfile.TemporaryFile()
     process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
@@ -110,7 +111,8 @@ def _tail(log: IO[bytes], size: int = 3000) -> str:
     return log.read().decode(errors="replace")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: What keys and values may be kept as.
+KV_CACHE_DTYPES = ("auto", "int8")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -14,6 +17,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048  # tokens in one step, over all sequences
     max_model_len: int | None = None  # tokens of context per sequence; None: the model's own limit
     kv_cache_memory: int | None = None  # bytes for the KV pool; None: the backend's choice for this machine
+    kv_cache_dtype: str = "auto"  # "auto": as the backend computes; "int8": codes with a scale per token and head
     max_stall_ms: float = 200.0  # a prefill chunk may delay running streams by no more than this
     max_queue: int = 512  # waiting requests; one more is refused
     enable_prefix_caching: bool = True
@@ -28,5 +32,8 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence needs one token per step"
             )
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            known = ", ".join(KV_CACHE_DTYPES)
+            raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be one of {known}")
         if self.max_stall_ms <= 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}; it must be above 0")

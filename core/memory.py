@@ -6,26 +6,69 @@ All sizes are bytes, all lengths tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..models.config import ModelConfig
 
 #: The length the start-up line counts conversations at.
 CONVERSATION_TOKENS = 4096
+#: A quantised head of keys or values keeps one float32 scale per token.
+SCALE_BYTES = 4
 
 
-def kv_bytes_per_token(config: ModelConfig, bytes_per_element: float = 2.0) -> int:
-    """K and V of one token over all layers. ``bytes_per_element``: 4 float32, 2 half, 34/32 q8_0, 18/32 q4_0."""
-    return round(2 * config.num_layers * config.num_kv_heads * config.head_dim * bytes_per_element)
+def kv_element_bytes(kv_cache_dtype: str, head_dim: int, computed: float) -> float:
+    """Bytes that an element of K or V takes as ``EngineConfig.kv_cache_dtype``, its share of a scale included.
+
+    ``computed``: bytes of an element of the backend's own arithmetic, which is what "auto" keeps.
+    """
+    return computed if kv_cache_dtype == "auto" else 1 + SCALE_BYTES / head_dim
 
 
-def kv_bytes(config: ModelConfig, context: int, bytes_per_element: float = 2.0) -> int:
+#: Bytes of one K or V element by the name ``--kv-cache-dtype`` gives it; block formats carry their scales.
+KV_ELEMENT_BYTES = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "int8": 34 / 32,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What one layer keeps of a sequence."""
+
+    elements: int  # per token held: K and V of all its kv heads; with MLA the one latent that stands for both
+    window: int | None = None  # tokens held at most; None: all
+    state_bytes: int = 0  # per sequence, whatever its length: the state of a recurrent layer
+
+
+def cache_layers(config: ModelConfig) -> tuple[LayerCache, ...]:
+    """The layers of a decoder whose every layer attends."""
+    elements = 2 * config.num_kv_heads * config.head_dim
+    return tuple(LayerCache(elements, config.window(layer)) for layer in range(config.num_layers))
+
+
+def kv_bytes_per_token(model: ModelConfig | Sequence[LayerCache], bytes_per_element: float = 2.0) -> int:
+    """K and V of one token over all layers. ``bytes_per_element``: see ``KV_ELEMENT_BYTES``."""
+    return round(sum(layer.elements for layer in _layers(model)) * bytes_per_element)
+
+
+def kv_bytes(model: ModelConfig | Sequence[LayerCache], context: int, bytes_per_element: float = 2.0) -> int:
     """What ``context`` tokens of one sequence need at least: a layer with a window holds no more than its window."""
-    held = 0
-    for layer in range(config.num_layers):
-        window = config.window(layer)
-        held += context if window is None else min(context, window)
-    return round(2 * held * config.num_kv_heads * config.head_dim * bytes_per_element)
+    layers = _layers(model)
+    held = sum(layer.elements * min(context, layer.window or context) for layer in layers)
+    return round(held * bytes_per_element) + sum(layer.state_bytes for layer in layers)
+
+
+def _layers(model: ModelConfig | Sequence[LayerCache]) -> Sequence[LayerCache]:
+    return cache_layers(model) if isinstance(model, ModelConfig) else model
 
 
 def buffer_bytes(config: ModelConfig, num_tokens: int, num_seqs: int, bytes_per_element: float = 4.0) -> int:

@@ -146,7 +146,7 @@ def _common_prefix(left: str, right: str) -> str:
     return left[:length]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDelta:
     """What one step added to one sequence, as text."""
 

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from ..bench.command import bench
 from ..core.config import EngineConfig
+from ..planner.command import plan
 from . import options
 from .settings import EngineSpec, ServerSettings
 from .sizes import parse_size
@@ -54,6 +56,7 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = ENGINE.max_num_seqs,
     max_num_batched_tokens: options.MaxNumBatchedTokens = ENGINE.max_num_batched_tokens,
     kv_cache_memory: options.KvCacheMemory = None,
+    kv_cache_dtype: options.KvCacheDtype = ENGINE.kv_cache_dtype,
     block_size: options.BlockSize = ENGINE.block_size,
     max_stall_ms: options.MaxStallMs = ENGINE.max_stall_ms,
     max_queue: options.MaxQueue = ENGINE.max_queue,
@@ -75,6 +78,7 @@ def serve(
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             kv_cache_memory=None if kv_cache_memory is None else parse_size(kv_cache_memory),
+            kv_cache_dtype=kv_cache_dtype,
             max_stall_ms=max_stall_ms,
             max_queue=max_queue,
             enable_prefix_caching=enable_prefix_caching,
@@ -90,6 +94,10 @@ def serve(
 
     if failure := run(settings, listener):
         _fail(failure)
+
+
+app.command()(plan)
+app.add_typer(bench)
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:

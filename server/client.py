@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import shutil
 import sys
-import tempfile
 import time
 from enum import StrEnum
 
@@ -23,13 +21,12 @@ from ..core.stats import EngineStats
 from .engine_process import Boot
 from .errors import ApiError, from_rejection
 from .messages import Abort, Add, Died, FromEngine, LoadFailed, Loading, Ready, Step, Stop, ToEngine, encode
+from .restarts import Restarts
 from .settings import EngineSpec, ServerSettings
+from .socket_folder import SocketFolder, remove_stale
 from .stream import RequestStream
 
 logger = logging.getLogger("bireme.server")
-
-STABLE_S = 60.0  # an engine that ran so long starts again with a full number of restarts
-MAX_DELAY_S = 30.0
 
 
 class EngineState(StrEnum):
@@ -50,13 +47,12 @@ class EngineClient:
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
-        self._folder: str | None = None
+        self._folder: SocketFolder | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._streams: dict[str, RequestStream] = {}
         self._closing = False
-        self._restarts = 0
+        self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
         self.deaths = 0  # of engine processes, since the start
-        self._ready_at: float | None = None  # of the engine process that runs now
         self._progress_at = 0.0  # when the engine last showed that it moves
         self._steps = -1
         self.state = EngineState.LOADING
@@ -72,13 +68,17 @@ class EngineClient:
         """Requests submitted and not ended."""
         return len(self._streams)
 
-    def submit(self, request: Request) -> RequestStream:
-        """Send a request. Raises ``ApiError`` 503 while there is no engine to take it."""
+    def submit(self, request: Request, prompt_field: str, changed: asyncio.Event) -> RequestStream:
+        """Send a request, whose prompt came from the body's ``prompt_field``: a refusal names it. ``changed`` is set
+        whenever the stream has news.
+
+        Raises ``ApiError`` 503 while there is no engine to take it.
+        """
         if self._socket is None or self.state not in (EngineState.READY, EngineState.STALLED):
             raise self.unavailable()
         if not self._streams:
             self._progress_at = time.monotonic()
-        stream = self._streams[request.request_id] = RequestStream(request.request_id)
+        stream = self._streams[request.request_id] = RequestStream(request.request_id, prompt_field, changed)
         self._send(Add(request))
         return stream
 
@@ -103,11 +103,12 @@ class EngineClient:
         if self.state is EngineState.LOADING:
             return ApiError(503, "The model is still loading; try again soon.", code="loading", retry_after=2)
         if self.state is EngineState.FAILED:
-            return ApiError(503, f"The engine failed and will not restart: {self.failure}", code="engine_failed")
+            return ApiError(503, f"The engine will not be started again: {self.failure}.", code="engine_failed")
         return ApiError(503, "The engine is restarting; try again soon.", code="engine_restarting", retry_after=2)
 
     async def run(self, model_path: str) -> None:
         """Keep an engine alive until ``close``. Returns early when it can't be (state FAILED, ``failure`` says why)."""
+        remove_stale()
         await self._supervise(dataclasses.replace(self._settings.spec, model=model_path))
 
     def close(self) -> None:
@@ -128,14 +129,11 @@ class EngineClient:
             if self._closing or self.state is EngineState.FAILED:
                 return
             self._report_death(code)
-            if self._ready_at is not None and time.monotonic() - self._ready_at > STABLE_S:
-                self._restarts = 0
-            if self._restarts >= self._settings.max_restarts:
-                self._fail(f"the engine process died {self._restarts + 1} times in a row, last with {_exit_text(code)}")
+            delay = self._restarts.died()
+            if delay is None:
+                self._fail(f"its process died {self._restarts.deaths} times in a row, last with {_exit_text(code)}")
                 return
-            delay = min(self._settings.restart_delay * 2**self._restarts, MAX_DELAY_S)
-            self._restarts += 1
-            logger.warning("engine restart %d of %d in %.1f s", self._restarts, self._settings.max_restarts, delay)
+            logger.warning("engine restart %d of %d in %.1f s", self._restarts.deaths, self._restarts.limit, delay)
             await asyncio.sleep(delay)
 
     def _report_death(self, code: int) -> None:
@@ -156,13 +154,11 @@ class EngineClient:
 
     async def _run_process(self, spec: EngineSpec) -> int:
         """Start one engine process and talk to it until it exits; returns its exit code."""
-        self._ready_at = None
-        self._folder = tempfile.mkdtemp(prefix="bireme-")  # mode 0700: nobody else may speak to the engine
-        address = f"ipc://{self._folder}/e"
+        self._folder = SocketFolder()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
-        self._socket.bind(address)
-        process = self._process = await _spawn(Boot(address, spec))
+        self._socket.bind(self._folder.address)
+        process = self._process = await _spawn(Boot(self._folder.address, spec))
         try:
             exited = asyncio.create_task(process.wait())
             listening = asyncio.create_task(self._listen(self._socket))
@@ -185,7 +181,7 @@ class EngineClient:
     def remove_folder(self) -> None:
         """Remove the socket's folder."""
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
@@ -207,7 +203,6 @@ class EngineClient:
             self.loaded = (message.done, message.total)
         elif isinstance(message, Ready):
             self.info, self.config = message.info, message.config
-            self._ready_at = time.monotonic()
             self._set_state(EngineState.READY)
         elif isinstance(message, LoadFailed):
             self._fail(message.message)
@@ -222,7 +217,7 @@ class EngineClient:
                 stream.accept()
         for rejected in step.rejected:
             if stream := streams.pop(rejected.request_id, None):
-                stream.fail(from_rejection(rejected, "prompt"))
+                stream.fail(from_rejection(rejected, stream.prompt_field))
         for request_id, seconds in step.started:
             if stream := streams.get(request_id):
                 stream.queued = seconds
@@ -233,6 +228,8 @@ class EngineClient:
             self.stats = step.stats
         if step.outputs or not streams or (step.stats and step.stats.steps != self._steps):
             self._moved()
+        if step.outputs:
+            self._restarts.stepped(self._progress_at)
         if step.stats is not None:
             self._steps = step.stats.steps
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+import itertools
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from ..core.output import SequenceText
@@ -26,7 +26,7 @@ class ScoredToken:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """What was added to one choice. ``finish`` is set on a choice's last piece."""
 
@@ -45,16 +45,25 @@ class _Choice:
 
 
 class Generation:
-    """One prompt's choices. Start it, read ``pieces`` to the end, always ``close`` it."""
+    """One prompt's choices. Submit it, ``read`` until it is ``done``, always ``close`` it."""
 
     def __init__(
-        self, client: EngineClient, request: Request, rules: TextRules, text: TextModel, record: RequestRecord
+        self,
+        client: EngineClient,
+        request: Request,
+        rules: TextRules,
+        text: TextModel,
+        record: RequestRecord,
+        prompt_field: str,
     ) -> None:
         self.request = request
         self.cached_tokens = 0
         self._client = client
         self._record = record
+        self._prompt_field = prompt_field
         self._stream: RequestStream | None = None
+        self._error: ApiError | None = None
+        self._open = request.params.n  # choices that have not ended
         self._choices = [
             _Choice(text.output(rules.stop, rules.include_stop, rules.skip_special_tokens))
             for _ in range(request.params.n)
@@ -65,9 +74,17 @@ class Generation:
         """Tokens made, over all choices, end tokens included."""
         return sum(choice.text.num_tokens for choice in self._choices)
 
-    def submit(self) -> None:
-        """Send the request to the engine. Raises ``ApiError`` 503 where there is none."""
-        self._stream = self._client.submit(self.request)
+    @property
+    def done(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._open
+
+    def submit(self, changed: asyncio.Event) -> None:
+        """Send the request to the engine; ``changed`` is set when something comes of it.
+
+        Raises ``ApiError`` 503 where there is no engine.
+        """
+        self._stream = self._client.submit(self.request, self._prompt_field, changed)
         self._record.submitted()
 
     async def accepted(self, timeout: float | None) -> None:
@@ -79,27 +96,24 @@ class Generation:
             self._record.failed(error.status)
             raise
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Additions to the choices until all have ended. Raises ``ApiError`` when the engine fails the request."""
+    def read(self) -> list[Piece]:
+        """What came since the last call, maybe nothing. Raises ``ApiError`` where the engine failed the request, after
+        all that had come before was read."""
+        assert self._stream is not None
+        pieces: list[Piece] = []
         try:
-            async for piece in self._read():
-                yield piece
+            if self._error is not None:
+                raise self._error
+            for output in self._stream.take():
+                piece = self._take(output)
+                if piece is not None:
+                    pieces.append(piece)
         except ApiError as error:
             self._record.failed(error.status)
-            raise
-
-    async def _read(self) -> AsyncIterator[Piece]:
-        assert self._stream is not None
-        open_choices = len(self._choices)
-        while open_choices:
-            for output in await self._stream.next():
-                piece = self._take(output)
-                if piece is None:
-                    continue
-                if piece.finish is not None:
-                    open_choices -= 1
-                    self._end_choice(output, last=not open_choices)
-                yield piece
+            self._error = error
+            if not pieces:
+                raise
+        return pieces
 
     def close(self) -> None:
         """Forget the request; abort what still runs. The record tells the metrics how it ended."""
@@ -126,14 +140,19 @@ class Generation:
             choice.tokens += map(ScoredToken, delta.token_ids, delta.logprobs, delta.offsets)
         if not delta.text and delta.finish_reason is None:
             return None
-        tokens, choice.tokens = tuple(choice.tokens), []
+        if delta.finish_reason is not None:
+            self._end_choice(output)
+        tokens: tuple[ScoredToken, ...] = ()
+        if choice.tokens:
+            tokens, choice.tokens = tuple(choice.tokens), []
         return Piece(output.index, delta.text, tokens, delta.finish_reason)
 
-    def _end_choice(self, output: SequenceOutput, *, last: bool) -> None:
+    def _end_choice(self, output: SequenceOutput) -> None:
         """Tell the engine where the end was ours (a stop string), and forget a request that has ended."""
+        self._open -= 1
         if output.finish_reason is None:
-            self._client.abort(self.request.request_id, None if last else output.index)
-        elif last:
+            self._client.abort(self.request.request_id, output.index if self._open else None)
+        elif not self._open:
             self._client.finished(self.request.request_id)
 
 
@@ -143,6 +162,7 @@ class GenerationGroup:
     def __init__(self, generations: Sequence[Generation], *, dry: bool = False) -> None:
         self.generations = generations
         self.dry = dry  # nothing is generated: only the prompts count
+        self._changed = asyncio.Event()  # something came for one of them
 
     @property
     def prompt_tokens(self) -> int:
@@ -162,46 +182,32 @@ class GenerationGroup:
             return
         try:
             for one in self.generations:
-                one.submit()
+                one.submit(self._changed)
             for one in self.generations:
                 await one.accepted(timeout)
         except BaseException:
             self.close()
             raise
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Pieces of all generations as they come."""
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """Pieces of all generations until each has ended: all that has come, at least one at a time."""
         if self.dry:
             return
-        if len(self.generations) == 1:
-            async with aclosing(self.generations[0].pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
-        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
-        pumps = [asyncio.create_task(self._pump(at, queue)) for at in range(len(self.generations))]
-        try:
-            running = len(pumps)
-            while running:
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                if item is None:
-                    running -= 1
-                else:
-                    yield item
-        finally:
-            for pump in pumps:
-                pump.cancel()
-
-    async def _pump(self, at: int, queue: asyncio.Queue[Piece | Exception | None]) -> None:
-        base = at * self.generations[at].request.params.n
-        try:
-            async for piece in self.generations[at].pieces():
-                queue.put_nowait(Piece(base + piece.index, piece.text, piece.tokens, piece.finish))
-            queue.put_nowait(None)
-        except ApiError as error:
-            queue.put_nowait(error)
+        counts = [one.request.params.n for one in self.generations]
+        reading = list(zip(itertools.accumulate(counts, initial=0), self.generations, strict=False))
+        while reading:
+            self._changed.clear()
+            pieces: list[Piece] = []
+            for base, one in reading:
+                found = one.read()
+                for piece in found if base else ():
+                    piece.index += base
+                pieces += found
+            reading = [(base, one) for base, one in reading if not one.done]
+            if pieces:
+                yield pieces
+            elif reading:
+                await self._changed.wait()
 
     def close(self) -> None:
         for one in self.generations:

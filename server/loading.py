@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -11,6 +12,8 @@ from .settings import EngineSpec
 if TYPE_CHECKING:
     from ..backends.base import Backend
     from ..core.engine import Engine
+
+logger = logging.getLogger("bireme.engine")
 
 #: Tokens that the simulated device's pool holds.
 SIM_TOKENS = 1 << 20
@@ -39,11 +42,31 @@ def load_engine(spec: EngineSpec, progress: Progress) -> Engine:
 
 def _real(spec: EngineSpec, progress: Progress) -> Backend:
     from ..backends.options import BackendOptions
-    from ..backends.select import load_backend
+    from ..backends.select import load_backend, resolve_device
     from ..models.checkpoint import open_checkpoint
 
     options = BackendOptions(cpu_precision=spec.cpu_precision, threads=spec.threads)
-    return load_backend(spec.device, open_checkpoint(spec.model), spec.config, options, progress)
+    device = resolve_device(spec.device)
+    if device == "cpu" and options.cpu_precision == "fast":
+        announce_compiling()
+    return load_backend(device, open_checkpoint(spec.model), spec.config, options, progress)
+
+
+def announce_compiling() -> None:
+    """Log one line when Numba has to compile: a machine's first start takes long, and nothing else shows why."""
+    from numba.core import event
+
+    class Announcement(event.Listener):
+        def on_start(self, event: object) -> None:
+            if not announced:
+                announced.append(True)
+                logger.info("compiling kernels for this CPU, once: later starts find them in the cache")
+
+        def on_end(self, event: object) -> None:
+            pass
+
+    announced: list[bool] = []
+    event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
 
 
 def _simulated(spec: EngineSpec) -> Backend:

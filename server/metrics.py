@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..core.request import FinishReason
@@ -64,7 +66,8 @@ class Metrics:
         for reason in FinishReason:
             self.success.labels(model_name, reason.value)
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", _FAST)
-        self.itl = self._histogram("vllm:inter_token_latency_seconds", "Time between a request's tokens.", _ITL)
+        self.itl = Tally("vllm:inter_token_latency_seconds", "Time between a request's tokens.", model_name, _ITL)
+        self.registry.register(self.itl)
         self.tpot = self._histogram(
             "vllm:request_time_per_output_token_seconds", "A request's mean time per token after its first.", _ITL
         )
@@ -87,6 +90,29 @@ class Metrics:
 
     def record(self, prompt_tokens: int, request_id: str) -> RequestRecord:
         return RequestRecord(self, prompt_tokens, request_id)
+
+
+class Tally(Collector):
+    """A histogram fed on one thread, once per token: a tenth of the client library's cost."""
+
+    def __init__(self, name: str, text: str, model_name: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._model_name = model_name
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)  # above the last bound: one more
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect.bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=LABELS)
+        names = [*(repr(bound) for bound in self._bounds), "+Inf"]
+        buckets = list(zip(names, itertools.accumulate(self._counts), strict=True))
+        family.add_metric((self._model_name,), buckets, self._sum)
+        yield family
 
 
 class RequestRecord:
@@ -128,9 +154,7 @@ class RequestRecord:
             metrics.ttft.observe(now - self.arrived)
             metrics.prompt_tokens.inc(self.prompt_tokens)
         else:
-            each = (now - self._last_at) / count
-            for _ in range(count):
-                metrics.itl.observe(each)
+            metrics.itl.observe((now - self._last_at) / count, count)
         self._last_at = now
         self.num_tokens += count
         metrics.generation_tokens.inc(count)

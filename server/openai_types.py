@@ -66,9 +66,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-TokenIds = list[int]
-
-
 class CompletionRequest(GenerationRequest, kw_only=True):
     """``POST /v1/completions``."""
 

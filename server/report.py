@@ -39,7 +39,8 @@ def summary(state: ServerState, url: str) -> str:
         ("weights", size_text(info.weight_bytes)),
         (
             "KV cache",
-            f"{tokens:,} tokens in blocks of {info.block_size} ({size_text(tokens * info.kv_bytes_per_token)})",
+            f"{tokens:,} tokens in blocks of {info.block_size} "
+            f"({size_text(tokens * info.kv_bytes_per_token)}, {info.kv_cache_dtype})",
         ),
         ("capacity", capacity_text(info, state.max_model_len)),
         ("context", f"{state.max_model_len:,} tokens"),

@@ -112,13 +112,22 @@ class BiremeServer:
             self.state.client.changed.set()
             await running
             announcing.cancel()
-            if self.state.client.state is EngineState.FAILED:
-                self._give_up(self.state.client.failure or "the engine failed")
+            self._engine_ended()
         except (ValueError, OSError) as error:
             self._give_up(str(error))
         except Exception as error:  # a server that neither loads nor ends helps nobody
             logger.exception("loading failed")
             self._give_up(f"loading failed: {type(error).__name__}: {error}")
+
+    def _engine_ended(self) -> None:
+        """A server that never served ends here. One that did stays, red: probes and clients are told why."""
+        client = self.state.client
+        if client.state is not EngineState.FAILED:
+            return
+        if client.info is None:
+            self._give_up(client.failure or "the engine failed")
+        else:
+            logger.error("the engine will not be started again: %s; restart the server", client.failure)
 
     async def _announce(self) -> None:
         """Show loading, then the summary once everything is there."""

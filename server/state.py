@@ -15,7 +15,7 @@ from .frontend import Frontend
 from .generation import Generation
 from .metrics import Metrics
 from .names import ServedNames
-from .openai_types import GenerationRequest
+from .openai_types import ChatRequest, GenerationRequest
 from .params import TextRules
 from .settings import ServerSettings
 
@@ -84,7 +84,8 @@ class ServerState:
             cache_salt=body.cache_salt or "",
         )
         record = self.metrics.record(len(prompt_ids), request.request_id)
-        return Generation(self.client, request, rules, self.frontend.text, record)
+        prompt_field = "messages" if isinstance(body, ChatRequest) else "prompt"
+        return Generation(self.client, request, rules, self.frontend.text, record, prompt_field)
 
 
 def state_of(http: HttpRequest) -> ServerState:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 from ..core.request import SequenceOutput
 from .errors import ApiError
@@ -12,10 +11,11 @@ from .errors import ApiError
 class RequestStream:
     """Outputs of one request. Delivery never blocks: a slow reader finds several outputs at once."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, prompt_field: str, changed: asyncio.Event) -> None:
         self.request_id = request_id
-        self._outputs: deque[SequenceOutput] = deque()
-        self._changed = asyncio.Event()
+        self.prompt_field = prompt_field  # of the body; errors about the prompt name it
+        self._outputs: list[SequenceOutput] = []
+        self._changed = changed  # the reader's; one reader may have several streams
         self._accepted = False
         self._error: ApiError | None = None
         self.queued: float | None = None  # seconds until a step worked on it
@@ -46,13 +46,9 @@ class RequestStream:
         if self._error is not None and not self._outputs:
             raise self._error
 
-    async def next(self) -> list[SequenceOutput]:
-        """All outputs since the last call, at least one. Raises ``ApiError`` where the stream failed."""
-        while not self._outputs:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-        outputs = list(self._outputs)
-        self._outputs.clear()
+    def take(self) -> list[SequenceOutput]:
+        """All outputs since the last call, maybe none. Raises ``ApiError`` where the stream failed and all was read."""
+        outputs, self._outputs = self._outputs, []
+        if not outputs and self._error is not None:
+            raise self._error
         return outputs

@@ -79,6 +79,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         _TEMPLATE + ".tool_use": "{{ '[TOOLS ' + (tools|length|string) + ']' }}" + CHATML,
         "tokenizer.chat_templates": ["tool_use"],
     },
+    "sampling_defaults": {"general.sampling.temp": 100.0, "general.sampling.top_k": 1},
     "pre_none": {_PRE: None},
     "pre_default": {_PRE: "default"},
     "pre_made_up": {_PRE: "made-up-pre"},
@@ -114,4 +115,4 @@ def rewrite(source: Path, target: Path, changes: dict[str, Any]) -> Path:
 def _kind(value: Any) -> gguf.GGUFValueType:
     if isinstance(value, list):
         return gguf.GGUFValueType.ARRAY
-    return gguf.GGUFValueType.BOOL if isinstance(value, bool) else gguf.GGUFValueType.STRING
+    return gguf.GGUFValueType.get_type(value)

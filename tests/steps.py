@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,6 +134,9 @@ class LogitTap:
         return getattr(self._sampler, name)
 
     def sample(self, logits: Any, rows: Any, positions: Any) -> Any:
-        on_host = logits.detach().numpy() if hasattr(logits, "detach") else logits  # torch's, else MLX's
+        if hasattr(logits, "detach"):  # torch's
+            on_host = logits.detach().numpy()
+        else:
+            on_host = logits.astype(sys.modules["mlx.core"].float32)
         self.logits.append(np.array(on_host, np.float32))
         return self._sampler.sample(logits, rows, positions)

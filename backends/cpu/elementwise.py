@@ -11,7 +11,26 @@ from typing import Any
 import numpy as np
 from numba.np.numpy_support import carray
 
-from .simd import WIDTH, Emitter, float_pointer, int_pointer, kernel, link, parallel_for
+from .simd import (
+    CODES,
+    F32,
+    I8,
+    I32,
+    INTS,
+    WIDTH,
+    Emitter,
+    cgutils,
+    float_pointer,
+    int_pointer,
+    kernel,
+    link,
+    parallel_for,
+)
+
+#: The largest code of an int8 head; symmetric, so -128 never occurs.
+LARGEST = 127.0
+#: The smallest scale, float32's smallest normal number.
+TINY = 2.0**-126
 
 #: Elements worth handing to another thread.
 GRAIN = 8192
@@ -82,6 +101,8 @@ def rope_and_store(
     q: int,
     keys: int,
     values: int,
+    key_scales: int,
+    value_scales: int,
     rows: int,
     heads: int,
     kv_heads: int,
@@ -91,17 +112,20 @@ def rope_and_store(
 ) -> None:
     """Split ``qkv`` [rows, (heads + 2 kv_heads) * dim]; norm q and k by ``q_norm``, ``k_norm`` [dim] (0: not); rotate
     their first ``2 * half`` dims by ``cos``, ``sin`` [positions, half] at ``positions`` int64 [rows]; write ``q``
-    [rows, heads, dim], and ``keys``, ``values`` [slots, kv_heads, dim] at ``slots`` int64 [rows]."""
+    [rows, heads, dim], and ``keys``, ``values`` [slots, kv_heads, dim] at ``slots`` int64 [rows]. Where there are
+    ``key_scales``, ``value_scales`` [slots, kv_heads] (not 0), keys and values become int8; dim a multiple of eight."""
     shape = (heads, kv_heads, dim, half, np.float32(eps))
     places = (positions, slots, cos, sin, q_norm, k_norm)
     grain = _grain((heads + 2 * kv_heads) * dim)
-    parallel_for(_rope_rows, rows, grain, (qkv, q, keys, values, places, shape))
+    parallel_for(_rope_rows, rows, grain, (qkv, q, (keys, values, key_scales, value_scales), places, shape))
 
 
 @kernel()
-def _rope_rows(start: int, end: int, qkv: int, q: int, keys: int, values: int, places: Any, shape: Any) -> None:
+def _rope_rows(start: int, end: int, qkv: int, q: int, pool: Any, places: Any, shape: Any) -> None:
     positions, slots, cos, sin, q_norm, k_norm = places
+    keys, values, key_scales, value_scales = pool
     heads, kv_heads, dim, half, eps = shape
+    turned = np.empty(dim, np.float32)
     position = carray(int_pointer(positions), (end,))
     slot = carray(int_pointer(slots), (end,))
     size = dim * 4
@@ -113,13 +137,18 @@ def _rope_rows(start: int, end: int, qkv: int, q: int, keys: int, values: int, p
             target = _floats(q + (row * heads + head) * size, dim)
             _turn(_floats(source + head * size, dim), target, c, s, q_norm, eps)
         source += heads * size
-        place = slot[row] * kv_heads * size
         for head in range(kv_heads):
-            _turn(_floats(source + head * size, dim), _floats(keys + place + head * size, dim), c, s, k_norm, eps)
-        old = _floats(source + kv_heads * size, kv_heads * dim)
-        new = _floats(values + place, kv_heads * dim)
-        for i in range(kv_heads * dim):
-            new[i] = old[i]
+            place = slot[row] * kv_heads + head
+            key, value = source + head * size, source + (kv_heads + head) * size
+            if key_scales != 0:
+                _turn(_floats(key, dim), turned, c, s, k_norm, eps)
+                quantise(turned.ctypes.data, dim, keys + place * dim, key_scales + place * 4)
+                quantise(value, dim, values + place * dim, value_scales + place * 4)
+                continue
+            _turn(_floats(key, dim), _floats(keys + place * size, dim), c, s, k_norm, eps)
+            old, new = _floats(value, dim), _floats(values + place * size, dim)
+            for i in range(dim):
+                new[i] = old[i]
 
 
 @kernel()
@@ -135,6 +164,33 @@ def _turn(x: Any, out: Any, cos: Any, sin: Any, norm: int, eps: float) -> None:
         out[i + half] = b * cos[i] + a * sin[i]
     for i in range(2 * half, len(x)):
         out[i] = x[i]
+
+
+def _quantise(e: Emitter, x: Any, n: Any, codes: Any, scale: Any) -> None:
+    """``codes`` int8 [n] and their ``scale``, as ``backends.cuda.kv.quantise`` makes them of ``x``; n in eights.
+
+    The bits of floats without their sign are in the floats' order, infinity and NaN the largest. Adding 1.5 * 2^23 to a
+    float rounds it to even and leaves the integer in the low bits.
+    """
+    b = e.builder
+    x, codes, scale = (e.pointer(address) for address in (x, codes, scale))
+    top = cgutils.alloca_once_value(b, e.splat(0, INTS))
+    with e.loop(n, WIDTH) as i:
+        bits = b.and_(e.load(e.offset(x, i), INTS), e.splat(0x7FFFFFFF, INTS))
+        before = b.load(top, typ=INTS)
+        b.store(b.select(b.icmp_signed(">", bits, before), bits, before), top)
+    highest = e.fold(b.load(top, typ=INTS), lambda one, two: b.select(b.icmp_signed(">", one, two), one, two))
+    step = b.fdiv(b.bitcast(highest, F32), F32(LARGEST))
+    step = b.select(b.fcmp_ordered("<", step, F32(TINY)), F32(TINY), step)
+    step = b.select(b.icmp_signed(">=", highest, I32(0x7F800000)), F32(float("nan")), step)
+    e.store(step, scale)
+    steps = e.splat(step)
+    with e.loop(n, WIDTH) as i:
+        rounded = b.fadd(b.fdiv(e.load(e.offset(x, i)), steps), e.splat(12582912.0))
+        b.store(b.trunc(b.bitcast(rounded, INTS), CODES), e.offset(codes, i, kind=I8), align=1)
+
+
+quantise = link({"quantise": (4, _quantise)})["quantise"]
 
 
 def _silu_times(e: Emitter, gate: Any, up: Any, out: Any, n: Any) -> None:

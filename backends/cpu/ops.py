@@ -1,6 +1,7 @@
 """``Ops`` on a CPU: kernels for what lies between the linear layers, which are handles of their own.
 
-Float32 throughout. Shapes that the kernels don't take (widths that aren't multiples of eight) go to plain torch.
+Float32 throughout; keys and values may be int8. Shapes that the kernels don't take (widths that aren't multiples of
+eight) go to plain torch.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ class CpuOps(TorchOps):
 
     def rope_and_store(self, qkv: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:
         heads, dim = self.config.num_heads, self.config.head_dim
+        if self.kv.quantized and dim % WIDTH:
+            return super().rope_and_store(qkv, layer, step)
+        scales = self._scales(layer)
         q = torch.empty((len(qkv), heads, dim), dtype=torch.float32)
         elementwise.rope_and_store(
             qkv.data_ptr(),
@@ -87,6 +91,8 @@ class CpuOps(TorchOps):
             q.data_ptr(),
             self.kv.keys[layer.index].data_ptr(),
             self.kv.values[layer.index].data_ptr(),
+            0 if scales is None else scales[0].data_ptr(),
+            0 if scales is None else scales[1].data_ptr(),
             len(qkv),
             heads,
             self.config.num_kv_heads,
@@ -100,7 +106,14 @@ class CpuOps(TorchOps):
         if self.config.head_dim % WIDTH:
             return super().attention(q, layer, step)
         keys, values = self.kv.keys[layer.index], self.kv.values[layer.index]
-        return attend(self._plan(step, layer.window), q, keys, values, layer.scale, layer.window)
+        plan = self._plan(step, layer.window)
+        return attend(plan, q, keys, values, layer.scale, layer.window, self._scales(layer))
+
+    def _scales(self, layer: Layer) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of the layer's keys and values, where the pool keeps codes."""
+        if not self.kv.quantized:
+            return None
+        return self.kv.key_scales[layer.index], self.kv.value_scales[layer.index]
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = len(gate_up), gate_up.shape[1] // 2

@@ -6,9 +6,15 @@ import torch
 
 from ...models.config import ModelConfig
 
+#: The largest code; symmetric, so -128 never occurs.
+LARGEST = 127.0
+
 
 class KVPool:
     """Keys and values of every layer, each ``[num_blocks, block_size, kv_heads, head_dim]``.
+
+    With ``dtype`` int8 these are codes, and ``key_scales`` and ``value_scales`` hold a float32 per token and head, each
+    ``[num_blocks, block_size, kv_heads]`` (otherwise they are empty): an element is code * scale.
 
     Fresh memory is not cleared (a lazily mapped pool costs nothing until it is used): what no sequence has written may
     hold anything, NaN included, so readers must ignore it by selection, never by multiplying with zero.
@@ -18,19 +24,55 @@ class KVPool:
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        layers = range(config.num_layers)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
+        self.quantized = dtype == torch.int8
+
+        def pools(shape: tuple[int, ...], dtype: torch.dtype, layers: int = config.num_layers) -> list[torch.Tensor]:
+            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+
+        self.keys, self.values = pools(shape, dtype), pools(shape, dtype)
+        scaled = config.num_layers if self.quantized else 0
+        self.key_scales, self.value_scales = (pools(shape[:3], torch.float32, scaled) for _ in range(2))
+
+    @property
+    def arrays(self) -> list[torch.Tensor]:
+        """Everything the pool holds."""
+        return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
 
     def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write ``keys`` and ``values`` [T, kv_heads, head_dim] at ``slots`` [T] int64, block * block_size + offset."""
+        if self.quantized:
+            keys, key_scales = quantise(keys)
+            values, value_scales = quantise(values)
+            self.key_scales[layer].flatten(0, 1).index_copy_(0, slots, key_scales)
+            self.value_scales[layer].flatten(0, 1).index_copy_(0, slots, value_scales)
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+
+    def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of ``blocks`` int64 [G, NB], in float32: both [G, NB * block_size, kv_heads, head_dim]."""
+        keys, values = self.keys[layer][blocks].float(), self.values[layer][blocks].float()
+        if self.quantized:
+            keys *= self.key_scales[layer][blocks][..., None]
+            values *= self.value_scales[layer][blocks][..., None]
+        return keys.flatten(1, 2), values.flatten(1, 2)
 
     def copy_blocks(self, copies: torch.Tensor) -> None:
         """Copy whole blocks, ``copies`` int64 [C, 2] (from, to); all are read before any is written."""
         source, target = copies.unbind(1)
-        for pool in (*self.keys, *self.values):
+        for pool in self.arrays:
             pool[target] = pool[source]
+
+
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes int8 [..., D] and float32 scales [...] of ``x`` [..., D]: ``x`` is near codes * scales.
+
+    The scale is the largest magnitude over 127, and NaN where a row has a NaN or an infinity, so that whoever reads the
+    row learns of it.
+    """
+    x = x.float()
+    scales = (x.abs().amax(-1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    codes = (x / scales[..., None]).round().nan_to_num(0.0)
+    return codes.to(torch.int8), scales

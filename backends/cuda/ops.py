@@ -61,8 +61,7 @@ class TorchOps:
     def _attend(self, q: torch.Tensor, layer: Layer, group: Group) -> torch.Tensor:
         """Attention of ``q`` [G * Q, H, hd] over the group's blocks, in float32: [G * Q, H, hd]."""
         (sequences, queries, _), kv_heads = group.mask.shape, self.config.num_kv_heads
-        k = self.kv.keys[layer.index][group.blocks].flatten(1, 2).float()  # [G, L, KV, hd]
-        v = self.kv.values[layer.index][group.blocks].flatten(1, 2).float()
+        k, v = self.kv.gather(layer.index, group.blocks)  # [G, L, KV, hd]
         seen = group.mask.any(1)[:, :, None, None]
         v = torch.where(seen, v, 0.0)  # what nobody may see can be NaN, and 0 * NaN is NaN
         grouped = q.float().view(sequences, queries, kv_heads, -1, q.shape[-1]) * layer.scale  # [G, Q, KV, R, hd]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...core.config import EngineConfig
-from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, plan_memory
+from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, kv_element_bytes, plan_memory
 from ...core.step import StepBatch, StepLogprobs, StepResult
 from ...models.decoder import Decoder
 from ...models.weight import Checkpoint
@@ -49,7 +49,8 @@ class TorchBackend:
         context = min(config.max_model_len or model.max_position, model.max_position)
         self._decoder: Decoder | None = Decoder(model, loader)
         plan = _plan(checkpoint, config, loader, context)
-        kv = KVPool(model, plan.num_blocks, config.block_size, loader.dtype, loader.device)
+        kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else loader.dtype
+        kv = KVPool(model, plan.num_blocks, config.block_size, kv_dtype, loader.device)
         rope = RopeTable.build(model.rope, model.head_dim, context, loader.device)
         self._ops: TorchOps | None = ops(model, kv, rope)
         self._sampler: Sampler | None = Sampler(config.max_num_seqs, model.vocab_size, loader.device)
@@ -66,6 +67,7 @@ class TorchBackend:
             weight_bytes=plan.weight_bytes,
             kv_bytes_per_token=plan.kv_bytes_per_token,
             max_in_flight=1 if loader.device.type == "cpu" else 2,
+            kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         )
         self._warm_up()
 
@@ -238,6 +240,7 @@ def _plan(checkpoint: Checkpoint, config: EngineConfig, loader: DenseLoader, con
     """Size the KV pool, once the weights are in place."""
     model = checkpoint.config
     buffers = buffer_bytes(model, config.max_num_batched_tokens, config.max_num_seqs)
+    element = kv_element_bytes(config.kv_cache_dtype, model.head_dim, loader.dtype.itemsize)
     if loader.device.type == "cuda":
         available = loader.nbytes + int(torch.cuda.mem_get_info(loader.device)[0] * GPU_SHARE)
     else:
@@ -245,7 +248,7 @@ def _plan(checkpoint: Checkpoint, config: EngineConfig, loader: DenseLoader, con
     return plan_memory(
         weight_bytes=loader.nbytes,
         buffer_bytes=buffers,
-        kv_bytes_per_token=kv_bytes_per_token(model, loader.dtype.itemsize),
+        kv_bytes_per_token=kv_bytes_per_token(model, element),
         block_size=config.block_size,
         available_bytes=available,
         kv_cache_memory=config.kv_cache_memory,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from ...models.config import ModelConfig
 from .library import Array, mx, on_metal
+from .metal.attention import Geometry
+from .metal.kernel import available, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
+        geometry = Geometry(config.num_heads, self.kv_heads, self.head_dim, block_size, dtype_name(dtype))
+        self.paged = geometry if available() and geometry.fits else None  # how our kernel reads it where it lies
         self.by_head = on_metal()  # how ``gather`` reads: the fewest bytes moved there, the fastest copies on a CPU
         self.keys = [mx.zeros(shape, dtype) for _ in range(config.num_layers)]
         self.values = [mx.zeros(shape, dtype) for _ in range(config.num_layers)]
@@ -48,12 +52,16 @@ class KVPool:
         self.values[layer][blocks, offsets] = values
 
     def copy_blocks(self, source: Array, target: Array) -> None:
-        """Copy whole blocks, ``source`` and ``target`` int32 [C]; all are read before any is written."""
-        for pools in (self.keys, self.values):
-            for layer, pool in enumerate(pools):
-                copied = pool[source]
-                del pool  # a second name would turn the write into a copy of the pool
-                pools[layer][target] = copied
+        """Copy whole blocks, ``source`` and ``target`` int32 [C]; all are read before any is written.
+
+        Runs at once, and only while no step is under way: a read still queued would turn the write into a copy.
+        """
+        copied = [pool[source] for pool in self.arrays]
+        mx.eval(copied)
+        for pool, blocks in zip(self.arrays, copied, strict=True):
+            pool[target] = blocks
+        del copied
+        mx.eval(self.arrays)
 
     def read(self, slots: Array) -> Keys:
         """``slots`` int32 [G, L], prepared once for all layers that read them."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .library import Array, mx
+from .metal.linear import quantized_matmul
 
 #: What an operation does with its handle: it calls it.
 Linear = Callable[[Array], Array]
@@ -36,7 +37,8 @@ class DenseEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How MLX reads a quantised matrix; matrices of one packing can be stacked."""
+    """How a quantised matrix is read; matrices of one packing can be stacked. ``mode`` is MLX's, or one of our kernels'
+    ``BLOCK_TYPES``."""
 
     bits: int
     group_size: int
@@ -55,16 +57,7 @@ class QuantizedLinear:
 
     def __call__(self, x: Array) -> Array:
         how = self.packing
-        product = mx.quantized_matmul(
-            x,
-            self.words,
-            self.scales,
-            self.biases,
-            transpose=True,
-            group_size=how.group_size,
-            bits=how.bits,
-            mode=how.mode,
-        )
+        product = quantized_matmul(x, self.words, self.scales, self.biases, how.bits, how.group_size, how.mode)
         return product if self.bias is None else product + self.bias
 
 

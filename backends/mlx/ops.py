@@ -13,8 +13,11 @@ from ...models.decoder import Layer
 from .kv import KVPool
 from .library import Array, mx, on_metal
 from .linear import Embedding, Linear
+from .metal.attention import paged_attention
+from .metal.kernel import available
+from .metal.norm_rope import norm_rope
 from .rope import turn
-from .step import Group, MlxStep
+from .step import Group, MlxStep, PagedGroup
 
 #: Elements that tiles of a prompt's attention may have queued before the device catches up.
 QUEUED_ELEMENTS = 1 << 26
@@ -49,7 +52,9 @@ class MlxOps:
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = qkv.reshape(qkv.shape[0], -1, self.config.head_dim)
         v = qkv[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
+        if available():
+            q, k = norm_rope(qkv, step.rotation, heads, layer.q_norm, layer.k_norm, layer.eps)
+        elif layer.q_norm is not None and layer.k_norm is not None:
             q = self.rms_norm(qkv[:, :heads], layer.q_norm, layer.eps)
             k = self.rms_norm(qkv[:, heads : heads + kv_heads], layer.k_norm, layer.eps)
             q, k = step.rotation(q, self._turn), step.rotation(k, self._turn)
@@ -63,6 +68,10 @@ class MlxOps:
         groups = step.attention_groups(layer.window, self.config.num_heads)
         outs, queued = [], 0
         for group in groups.parts:
+            if isinstance(group, PagedGroup):
+                pools = self.kv.keys[layer.index], self.kv.values[layer.index]
+                outs.append(paged_attention(q[group.tokens], *pools, group.paged, layer.scale))
+                continue
             outs.append(self._attend(q[group.tokens], layer, group))
             queued += group.keys.slots.size * 2 * self.config.num_kv_heads * self.config.head_dim
             if queued > QUEUED_ELEMENTS:  # a long prompt's tiles must not all be in memory at once

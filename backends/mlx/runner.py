@@ -88,6 +88,7 @@ class MlxBackend:
         )
         self.start_next()
         if len(batch.copies):
+            self.settle()
             self._kv.copy_blocks(put(batch.copies[:, 0]), put(batch.copies[:, 1]))
         for init in batch.new_rows:
             self._sampler.begin(init)
@@ -98,7 +99,7 @@ class MlxBackend:
             if logits is not None:
                 sampled = self._sample(logits, batch)
         state = [*self._kv.arrays, *self._sampler.arrays, self._last_tokens, *(sampled.arrays if sampled else ())]
-        ticket = MlxTicket(self, batch.step_id, sampled, state)
+        ticket = MlxTicket(self, batch.step_id, sampled, [_alias(each) for each in state])
         self._unfinished.append(ticket)
         self.start_next()
         return ticket
@@ -133,6 +134,8 @@ class MlxBackend:
         if self._decoder is None:
             return
         mx.synchronize()
+        for ticket in self._unfinished:
+            ticket.drop()
         self._unfinished.clear()
         self._decoder = self._ops = self._sampler = self._last_tokens = None
         self._kv.free()
@@ -169,6 +172,10 @@ class MlxTicket:
         self._state = []
         self.finished = True
 
+    def drop(self) -> None:
+        """Let go of everything; there will be no result."""
+        self._state, self._sampled = [], None
+
     def done(self) -> bool:
         """MLX can't be asked; but a step that waits for its turn is started, now that the last one's tokens are out."""
         self._backend.start_next()
@@ -182,6 +189,12 @@ class MlxTicket:
         return StepResult(
             self._step_id, tokens, np.array(self._sampled.nan), _spread(self._sampled, len(tokens)), self._elapsed
         )
+
+
+def _alias(array: Array) -> Array:
+    """Another name for what ``array`` stands for now. Item assignment makes a name stand for something new, and a step
+    that kept only the pools' own names would run the step after it with it."""
+    return array.astype(array.dtype)
 
 
 def _spread(sampled: Sampled, count: int) -> StepLogprobs | None:

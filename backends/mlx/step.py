@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...core.step import StepBatch
 from .kv import Keys, KVPool
 from .library import Array, mx
+from .metal.attention import MOST_QUERIES, PagedStep, make_spans
 from .rope import RotaryTable, Rotation
 
 #: Elements of gathered keys, values and scores that one group of the attention may hold at a time.
@@ -35,10 +36,18 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedGroup:
+    """Tokens whose keys a Metal kernel reads in the pool itself."""
+
+    tokens: slice | Array
+    paged: PagedStep
+
+
+@dataclass(frozen=True, slots=True)
 class Groups:
     """A step's groups, and where each token's result lies in the groups' results laid end to end (None: in order)."""
 
-    parts: list[Group]
+    parts: list[Group | PagedGroup]
     order: Array | None
 
 
@@ -106,12 +115,16 @@ class _Cut:
         self.window = window
         self.per_key = 2 * step.kv.kv_heads * step.kv.head_dim  # elements gathered for a key
         self.heads = heads
-        self.lengths = np.diff(self.batch.query_start)
+        lengths = np.diff(self.batch.query_start)
+        self.direct = np.where(lengths <= (MOST_QUERIES if step.kv.paged else 0), lengths, 0)
+        self.lengths = lengths - self.direct  # queries whose keys are gathered
 
     def groups(self) -> Groups:
-        parts: list[Group] = []
+        parts: list[Group | PagedGroup] = []
         placed: list[NDArray[np.int64]] = []
-        for tokens, group in (*self._decodes(), *self._chunks()):
+        found: list[tuple[NDArray[np.int64], Group | PagedGroup]]
+        found = [*self._direct(), *self._decodes(), *self._chunks()]
+        for tokens, group in found:
             parts.append(group)
             placed.append(tokens)
         order = np.concatenate(placed)
@@ -122,6 +135,15 @@ class _Cut:
     def _first(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first position that queries at ``positions`` see."""
         return np.maximum(positions - (self.window - 1), 0) if self.window else np.zeros_like(positions)
+
+    def _direct(self) -> list[tuple[NDArray[np.int64], PagedGroup]]:
+        """The sequences of few queries, where a Metal kernel can read their keys in the pool."""
+        shape, tokens = self.kv.paged, np.flatnonzero(np.repeat(self.direct > 0, self.direct + self.lengths))
+        if shape is None or not len(tokens):
+            return []
+        sequences = np.repeat(np.arange(len(self.direct), dtype=np.int32), self.direct)
+        spans = make_spans(sequences, self.batch.positions[tokens], self.window, shape.threadgroups)
+        return [(tokens, PagedGroup(_span(tokens), PagedStep.build(shape, spans, self.batch.block_tables)))]
 
     def _decodes(self) -> list[tuple[NDArray[np.int64], Group]]:
         """Sequences with one query, longest first, split where memory or padding would grow too far."""

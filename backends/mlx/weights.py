@@ -24,6 +24,9 @@ from .linear import (
     QuantizedLinear,
     StackedLinear,
 )
+from .metal.kernel import available
+from .metal.linear import BlockEmbedding, BlockLinear
+from .metal.matmul import BLOCK_TYPES, block_words
 from .repack import GROUP, REPACKED, repack
 
 #: Elements decoded or repacked at a time.
@@ -74,6 +77,8 @@ class MlxLoader:
     def embedding(self, name: str) -> Embedding:
         table = self.linear(name)
         self._tables[name] = table
+        if isinstance(table, BlockLinear):
+            return BlockEmbedding(table, self.dtype)
         return QuantizedEmbedding(table) if isinstance(table, QuantizedLinear) else DenseEmbedding(_matrix(table))
 
     def norm(self, name: str) -> Array:
@@ -81,13 +86,12 @@ class MlxLoader:
 
     def planned_bytes(self) -> int:
         """What ``nbytes`` will be once all is loaded, from the files' headers alone."""
-        stored = [self.checkpoint.stored(name) for name in self.checkpoint.names()]
-        return sum(self._planned(each) for each in stored)
+        return sum(self._planned(name, self.checkpoint.stored(name)) for name in self.checkpoint.names())
 
-    def _planned(self, stored: StoredTensor) -> int:
+    def _planned(self, name: str, stored: StoredTensor) -> int:
         elements = int(np.prod(stored.shape, dtype=np.int64))
         if len(stored.shape) == 1:
-            return elements * int(self._norm_dtype.size)
+            return elements * int((self.dtype if name.endswith(".bias") else self._norm_dtype).size)
         packing = self.packing(stored)
         if packing is None:
             return elements * int(self.dtype.size)
@@ -103,6 +107,8 @@ class MlxLoader:
             return Packing(weight.bits, weight.group_size) if weight.group_size in AFFINE_GROUPS else REQUANTISED
         if weight.kind in MODE_OF:
             return Packing(weight.bits, weight.group_size, MODE_OF[weight.kind])
+        if weight.kind in BLOCK_TYPES and available():
+            return Packing(0, 0, weight.kind)
         columns = weight.shape[1]
         return Packing(REPACKED.get(weight.kind, REQUANTISED.bits), GROUP) if columns % GROUP == 0 else None
 
@@ -116,8 +122,10 @@ class MlxLoader:
             run.append(weight)
         yield run
 
-    def _stack(self, weights: list[Weight]) -> DenseLinear | QuantizedLinear:
+    def _stack(self, weights: list[Weight]) -> DenseLinear | QuantizedLinear | BlockLinear:
         packing = self.packing(weights[0])
+        if packing is not None and packing.mode in BLOCK_TYPES:
+            return self._blocks(weights)
         if packing is None:
             return DenseLinear(self._keep(_join([self._dense(weight, self.dtype) for weight in weights])))
         parts = [self._quantized(weight) for weight in weights]
@@ -125,6 +133,12 @@ class MlxLoader:
         return QuantizedLinear(
             self._keep(words), self._keep(scales), None if biases is None else self._keep(biases), packing
         )
+
+    def _blocks(self, weights: list[Weight]) -> BlockLinear:
+        for weight in weights:
+            self._count(weight)
+        words = self._keep(_join([mx.array(block_words(weight)) for weight in weights]))
+        return BlockLinear(words, weights[0].kind, weights[0].shape[1])
 
     def _bias(self, names: tuple[str, ...], sizes: list[int]) -> Array | None:
         """The biases of ``names`` end to end, zero for one that has none; None where none has."""

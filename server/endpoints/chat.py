@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,20 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.request import MAX_LOGPROBS
-from ..chunks import ChunkWriter
-from ..errors import ApiError, bad_request
+from ..chunks import ChunkWriter, stream_chunks
+from ..errors import bad_request
+from ..fold import whole_choices
 from ..frontend import Frontend, text_size, without_billing_line
 from ..generation import GenerationGroup, Piece, ScoredToken
 from ..logprobs import chat_logprobs
-from ..openai_types import ChatRequest, parse, reject_text_only, wants_usage
+from ..openai_types import ChatRequest, parse, reject_text_only
 from ..params import budget, sampling_params, text_rules
 from ..schema import json_body
-from ..sse import DONE, EventStream, event, until_gone
+from ..sse import EventStream, until_gone
 from ..state import ServerState, new_id, request_id_of, state_of
 from ..usage import usage_of
 
 router = APIRouter()
-logger = logging.getLogger("bireme.server")
 
 #: Template variables that the server sets itself.
 RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
@@ -45,7 +43,10 @@ class ChatAnswer:
     answer_id: str = field(default_factory=lambda: f"chatcmpl-{new_id()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def logprobs(self, tokens: tuple[ScoredToken, ...] | list[ScoredToken]) -> dict[str, Any] | None:
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         if self.top_logprobs is None:
             return None
         return chat_logprobs(tokens, self.frontend.tokenizer, self.top_logprobs)
@@ -132,74 +133,29 @@ def _offered_tools(body: ChatRequest) -> list[dict[str, Any]] | None:
 
 async def _whole(answer: ChatAnswer) -> Response:
     group = answer.group
-    try:
-        await group.start(None)
-        choices = [_WholeChoice() for one in group.generations for _ in range(one.request.params.n)]
-        async with contextlib.aclosing(group.pieces()) as pieces:
-            async for piece in pieces:
-                choices[piece.index].take(piece)
-    finally:
-        group.close()
-    content = {
-        "id": answer.answer_id,
-        "object": "chat.completion",
-        "created": answer.created,
-        "model": answer.model,
-        "choices": [choice.shape(index, answer) for index, choice in enumerate(choices)],
+    found = await whole_choices(group, sum(one.request.params.n for one in group.generations))
+    content = answer.head("chat.completion") | {
+        "choices": [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": answer.logprobs(choice.tokens),
+                "finish_reason": choice.finish,
+            }
+            for index, choice in enumerate(found)
+        ],
         "usage": usage_of(group),
     }
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-class _WholeChoice:
-    """The fold of one choice's pieces."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._tokens: list[ScoredToken] = []
-        self._finish: str | None = None
-
-    def take(self, piece: Piece) -> None:
-        self._text.append(piece.text)
-        self._tokens.extend(piece.tokens)
-        self._finish = piece.finish
-
-    def shape(self, index: int, answer: ChatAnswer) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": "".join(self._text), "refusal": None},
-            "logprobs": answer.logprobs(self._tokens),
-            "finish_reason": self._finish,
-        }
-
-
-async def _events(answer: ChatAnswer, body: ChatRequest, request_id: str) -> AsyncIterator[bytes]:
-    """The stream: a role chunk per choice, text, one finish chunk per choice, usage where asked, DONE.
-
-    A failure ends it with an error event and without DONE, so that no client takes half a text for a whole one.
-    """
-    with_usage, always_usage = wants_usage(body.stream_options)
-    head = {"id": answer.answer_id, "object": "chat.completion.chunk", "created": answer.created, "model": answer.model}
-    writer = ChunkWriter(head, usage_null=with_usage)
+def _events(answer: ChatAnswer, body: ChatRequest, request_id: str) -> AsyncIterator[bytes]:
+    """The stream: a role chunk per choice, text, one finish chunk per choice, usage where asked, DONE."""
     group = answer.group
-    try:
-        for index in range(group.generations[0].request.params.n):
-            yield writer.choice(
-                _choice(index, b'{"role":"assistant","content":""}'), usage_of(group) if always_usage else None
-            )
-        async with contextlib.aclosing(group.pieces()) as pieces:
-            async for piece in pieces:
-                for choice in _choices(piece, answer):
-                    yield writer.choice(choice, usage_of(group) if always_usage else None)
-        if with_usage:
-            yield writer.usage(usage_of(group))
-        yield DONE
-    except ApiError as error:
-        logger.warning("request %s failed in its stream: %s", request_id, error.message)
-        yield event(error.json())
-    except Exception:
-        logger.exception("request %s failed in its stream", request_id)
-        yield event(ApiError(500, f"Internal error; see the server's log for request {request_id}.").json())
+    writer = ChunkWriter(answer.head("chat.completion.chunk"), group, body.stream_options)
+    count = group.generations[0].request.params.n
+    opening = [_choice(index, b'{"role":"assistant","content":""}') for index in range(count)]
+    return stream_chunks(group, writer, opening, lambda piece: _choices(piece, answer), request_id)
 
 
 def _choices(piece: Piece, answer: ChatAnswer) -> list[bytes]:

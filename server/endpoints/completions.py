@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,22 +12,21 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...core.request import FinishReason
-from ..chunks import ChunkWriter
-from ..errors import ApiError, bad_request
+from ..chunks import ChunkWriter, stream_chunks
+from ..errors import bad_request
+from ..fold import WholeChoice, whole_choices
 from ..frontend import Frontend
 from ..generation import GenerationGroup, Piece, ScoredToken
 from ..logprobs import completion_logprobs
-from ..openai_types import CompletionRequest, parse, reject_text_only, wants_usage
+from ..openai_types import CompletionRequest, parse, reject_text_only
 from ..params import budget, sampling_params, text_rules
 from ..prompts import Prompt, read_prompts
 from ..schema import json_body
-from ..sse import DONE, EventStream, event, until_gone
+from ..sse import EventStream, until_gone
 from ..state import ServerState, new_id, request_id_of, state_of
 from ..usage import usage_of
 
 router = APIRouter()
-logger = logging.getLogger("bireme.server")
 
 #: OpenAI's own default for this endpoint.
 DEFAULT_MAX_TOKENS = 16
@@ -55,6 +52,11 @@ class CompletionAnswer:
     @property
     def head(self) -> dict[str, Any]:
         return {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.model}
+
+    def score(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+        if self.logprobs is None:
+            return None
+        return completion_logprobs(tokens, self.frontend.tokenizer, self.logprobs)
 
 
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
@@ -125,95 +127,52 @@ def _group(state: ServerState, http: Request, body: CompletionRequest, prompts: 
 async def _whole(answer: CompletionAnswer, *, rank: bool) -> Response:
     group = answer.group
     per_prompt = group.generations[0].request.params.n
-    try:
-        await group.start(None)
-        found = [_WholeChoice() for _ in range(per_prompt * len(answer.echoes))]
-        async with contextlib.aclosing(group.pieces()) as pieces:
-            async for piece in pieces:
-                found[piece.index].take(piece)
-    finally:
-        group.close()
-    choices = []
+    found = await whole_choices(group, per_prompt * len(answer.echoes))
+    choices: list[dict[str, Any]] = []
     for at, echo in enumerate(answer.echoes):
         mine = found[at * per_prompt : (at + 1) * per_prompt]
         if rank:
-            mine = sorted(mine, key=_WholeChoice.mean_logprob, reverse=True)[: answer.n]
-        choices += [one.shape(at * answer.n + i, echo, answer) for i, one in enumerate(mine)]
+            mine = sorted(mine, key=_mean_logprob, reverse=True)[: answer.n]
+        for one in mine:
+            choices.append(
+                {
+                    "index": len(choices),
+                    "text": echo + one.text,
+                    "logprobs": answer.score(one.tokens),
+                    "finish_reason": one.finish,
+                }
+            )
     content = answer.head | {"choices": choices, "usage": usage_of(group)}
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-class _WholeChoice:
-    """The fold of one choice's pieces; one that got none ended before its first token."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._tokens: list[ScoredToken] = []
-        self._finish: str | None = FinishReason.LENGTH
-
-    def take(self, piece: Piece) -> None:
-        self._text.append(piece.text)
-        self._tokens.extend(piece.tokens)
-        self._finish = piece.finish
-
-    def mean_logprob(self) -> float:
-        scores = [token.scores.logprob for token in self._tokens]
-        return sum(scores) / len(scores) if scores else float("-inf")
-
-    def shape(self, index: int, echo: str, answer: CompletionAnswer) -> dict[str, Any]:
-        logprobs = None
-        if answer.logprobs is not None:
-            logprobs = completion_logprobs(self._tokens, answer.frontend.tokenizer, answer.logprobs)
-        text = echo + "".join(self._text)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": self._finish}
+def _mean_logprob(choice: WholeChoice) -> float:
+    scores = [token.scores.logprob for token in choice.tokens]
+    return sum(scores) / len(scores) if scores else float("-inf")
 
 
-async def _events(answer: CompletionAnswer, body: CompletionRequest, request_id: str) -> AsyncIterator[bytes]:
-    """The stream: echo where asked, text, one finish chunk per choice, usage where asked, DONE; or an error event."""
-    with_usage, always_usage = wants_usage(body.stream_options)
-    writer = ChunkWriter(answer.head, usage_null=with_usage)
-    group = answer.group
-    shapes = _StreamShapes(answer)
-    try:
-        for index in range(answer.num_choices):
-            for choice in shapes.opening(index):
-                yield writer.choice(choice, usage_of(group) if always_usage else None)
-        async with contextlib.aclosing(group.pieces()) as pieces:
-            async for piece in pieces:
-                for choice in shapes.choices(piece):
-                    yield writer.choice(choice, usage_of(group) if always_usage else None)
-        if with_usage:
-            yield writer.usage(usage_of(group))
-        yield DONE
-    except ApiError as error:
-        logger.warning("request %s failed in its stream: %s", request_id, error.message)
-        yield event(error.json())
-    except Exception:
-        logger.exception("request %s failed in its stream", request_id)
-        yield event(ApiError(500, f"Internal error; see the server's log for request {request_id}.").json())
+def _events(answer: CompletionAnswer, body: CompletionRequest, request_id: str) -> AsyncIterator[bytes]:
+    """The stream: echo where asked, text, one finish chunk per choice, usage where asked, DONE."""
+    writer = ChunkWriter(answer.head, answer.group, body.stream_options)
+    opening = [choice for index in range(answer.num_choices) for choice in _opening(answer, index)]
+    return stream_chunks(answer.group, writer, opening, lambda piece: _choices(piece, answer), request_id)
 
 
-class _StreamShapes:
-    """Choices of chunks, as JSON."""
+def _opening(answer: CompletionAnswer, index: int) -> list[bytes]:
+    """The echoed prompt; and the end, where nothing is generated."""
+    echo = answer.echoes[index // answer.n]
+    found = [_choice(index, echo)] if echo else []
+    return [*found, _choice(index, "", finish=b'"length"')] if answer.group.dry else found
 
-    def __init__(self, answer: CompletionAnswer) -> None:
-        self._answer = answer
 
-    def opening(self, index: int) -> list[bytes]:
-        """The echoed prompt; and the end, where nothing is generated."""
-        echo = self._answer.echoes[index // self._answer.n]
-        found = [_choice(index, echo)] if echo else []
-        return [*found, _choice(index, "", finish=b'"length"')] if self._answer.group.dry else found
-
-    def choices(self, piece: Piece) -> list[bytes]:
-        found = []
-        tokenizer, top = self._answer.frontend.tokenizer, self._answer.logprobs
-        if piece.text or piece.tokens:
-            logprobs = b"null" if top is None else orjson.dumps(completion_logprobs(piece.tokens, tokenizer, top))
-            found.append(_choice(piece.index, piece.text, logprobs))
-        if piece.finish is not None:
-            found.append(_choice(piece.index, "", finish=orjson.dumps(piece.finish)))
-        return found
+def _choices(piece: Piece, answer: CompletionAnswer) -> list[bytes]:
+    found = []
+    if piece.text or piece.tokens:
+        logprobs = b"null" if answer.logprobs is None else orjson.dumps(answer.score(piece.tokens))
+        found.append(_choice(piece.index, piece.text, logprobs))
+    if piece.finish is not None:
+        found.append(_choice(piece.index, "", finish=orjson.dumps(piece.finish)))
+    return found
 
 
 def _choice(index: int, text: str, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:

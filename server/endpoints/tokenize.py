@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
 
 from ..errors import bad_request
+from ..frontend import Frontend
 from ..openai_types import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
 from ..params import token_ids
 from ..schema import json_body
-from ..state import state_of
+from ..state import ServerState, state_of
 from .chat import render
 
 router = APIRouter()
+
+T = TypeVar("T", TokenizeRequest, DetokenizeRequest)
 
 
 @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest))
 async def tokenize(http: Request) -> dict[str, Any]:
     """Token ids of a text, or of chat messages exactly as the chat endpoint would send them to the model."""
-    state = state_of(http)
-    frontend = state.ready()
-    body = parse(await http.body(), TokenizeRequest)
-    state.names.check(body.model)
+    state, frontend, body = await _read(http, TokenizeRequest)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either prompt or messages.", "prompt")
     if body.messages is not None:
@@ -46,12 +46,18 @@ async def tokenize(http: Request) -> dict[str, Any]:
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
 async def detokenize(http: Request) -> dict[str, Any]:
     """The text of token ids, special tokens included."""
-    state = state_of(http)
-    frontend = state.ready()
-    body = parse(await http.body(), DetokenizeRequest)
-    state.names.check(body.model)
+    state, frontend, body = await _read(http, DetokenizeRequest)
     if body.tokens is None:
         raise bad_request("tokens is missing.", "tokens")
     ids = list(token_ids(body.tokens, state.vocab_size, "tokens"))
     text = await frontend.run(len(ids), lambda: frontend.tokenizer.decode(ids, skip_special_tokens=False))
     return {"prompt": text}
+
+
+async def _read(http: Request, kind: type[T]) -> tuple[ServerState, Frontend, T]:
+    """What both need: a server that is ready, and a body that names its model or none."""
+    state = state_of(http)
+    frontend = state.ready()
+    body = parse(await http.body(), kind)
+    state.names.check(body.model)
+    return state, frontend, body

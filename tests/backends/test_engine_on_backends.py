@@ -16,20 +16,29 @@ from bireme.core.request import FinishReason, Request, SamplingParams
 from bireme.models.checkpoint import open_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-BLOCK_BYTES = 16 * 2 * 3 * 2 * 16 * 4
+#: Of the tiny llama, by the KV cache's type: two heads of 16 for K and V in three layers, sixteen tokens.
+BLOCK_BYTES = {"auto": 16 * 2 * 3 * 2 * 16 * 4, "int8": 16 * 2 * 3 * 2 * (16 + 4)}
 
 
 def ids(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(int(i) for i in np.random.default_rng([count, seed]).integers(0, VOCAB, count))
 
 
+@pytest.fixture(params=BLOCK_BYTES)
+def kv_cache_dtype(request, device):
+    if device == "mlx" and request.param != "auto":
+        pytest.skip("MLX keeps keys and values as it computes")
+    return request.param
+
+
 @pytest.fixture
-def engine(tiny, device):
+def engine(tiny, device, kv_cache_dtype):
     """``engine(variant, blocks=..., **EngineConfig fields)``; closed at the end."""
     made = []
 
     def build(name: str, blocks: int = 200, **config) -> Engine:
-        settings = EngineConfig(**{"max_num_seqs": 8, "kv_cache_memory": blocks * BLOCK_BYTES, **config})
+        memory = {"kv_cache_memory": blocks * BLOCK_BYTES[kv_cache_dtype], "kv_cache_dtype": kv_cache_dtype}
+        settings = EngineConfig(**{"max_num_seqs": 8, **memory, **config})
         options = BackendOptions(cpu_precision="exact", threads=1)
         backend = load_backend(device, open_checkpoint(tiny(name).folder), settings, options)
         made.append(Engine(backend, settings, check_every_step=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bireme.core.memory import MemoryPlan, buffer_bytes, kv_bytes, kv_bytes_per_token, plan_memory
+from bireme.core.memory import MemoryPlan, buffer_bytes, kv_bytes, kv_bytes_per_token, kv_element_bytes, plan_memory
 from bireme.models.config import ModelConfig
 
 
@@ -52,6 +52,23 @@ def test_a_window_longer_than_the_context_changes_nothing() -> None:
 def test_quantised_kv(bits: float, factor: float) -> None:
     config = model(32, 4096, 32, 8, 128)
     assert kv_bytes(config, 8192, bits) == 1073741824 * factor
+
+
+@pytest.mark.parametrize(
+    ("config", "computed", "full", "int8"),
+    [
+        (model(32, 4096, 32, 8, 128), 2.0, 131072, 67584),  # of half precision: 1.94 times the conversations
+        (model(30, 576, 9, 3, 64), 4.0, 46080, 12240),  # of float32: 3.76 times
+    ],
+)
+def test_int8_kv_counts_codes_and_scales(config: ModelConfig, computed: float, full: int, int8: int) -> None:
+    found = [kv_bytes_per_token(config, kv_element_bytes(name, config.head_dim, computed)) for name in ("auto", "int8")]
+    assert found == [full, int8]
+    sizes = [
+        plan_memory(weight_bytes=0, buffer_bytes=0, kv_bytes_per_token=x, block_size=16, available_bytes=1 << 34)
+        for x in found
+    ]
+    assert sizes[1].conversations == pytest.approx(sizes[0].conversations * full / int8, abs=1)
 
 
 def plan(available: int = 10_000, **changes: int | None) -> MemoryPlan:

@@ -20,8 +20,10 @@ ALLOWED = {
     "core": {"core", "backends.base", "models.config"},  # a model's shape is a plain record: the memory budget reads it
     "models": {"models", "core", "backends.base"},
     "backends": {"backends", "core", "models"},
-    "server": {"server", "core", "models", "backends"},
-    "bench": {"bench", "server", "core", "models", "backends", "llm"},
+    "planner": {"planner", "core", "models", "server.sizes"},
+    # The command line names every command, wherever it lives.
+    "server": {"server", "core", "models", "backends", "planner.command", "bench.command"},
+    "bench": {"bench", "server", "core", "models", "backends", "planner", "llm"},
 }
 
 CORE_MAY_IMPORT = {"numpy", "bireme"} | sys.stdlib_module_names

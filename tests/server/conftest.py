@@ -134,3 +134,19 @@ def hooked(start_server: StartServer) -> Server:
     one.wait_listening()
     one.wait_ready()
     return one
+
+
+@pytest.fixture(scope="session")
+def with_defaults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripted model with generation defaults of its own: temperature 100, top-k 1."""
+    return scripted.variant(tmp_path_factory.mktemp("defaults"), "sampling_defaults")
+
+
+@pytest.fixture(scope="session")
+def small(start_server: StartServer, with_defaults: Path) -> Server:
+    """One sequence at once, one more may wait. Its model has generation defaults."""
+    options = ("--max-num-seqs", "1", "--max-queue", "1", "--kv-cache-memory", "8MiB", "--cpu-precision", "exact")
+    one = start_server(*options, model=with_defaults)
+    one.wait_listening()
+    one.wait_ready()
+    return one

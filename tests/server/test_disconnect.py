@@ -81,9 +81,8 @@ def test_in_the_prefill(hooked: Any, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_in_the_queue(start_server: Any, stream: bool) -> None:
+def test_in_the_queue(small: Any, stream: bool) -> None:
     """One sequence runs at once: the second request waits, goes away, and the third is served."""
-    small = queue_server(start_server)
     with raw_post(small, "/v1/chat/completions", {**ENDLESS, "stream": True}) as first:
         read_until(first, TOKEN)
         before = aborted(small)
@@ -95,24 +94,7 @@ def test_in_the_queue(start_server: Any, stream: bool) -> None:
     assert answer["choices"][0]["message"]["content"] == " hello there!"
 
 
-_QUEUE: list[Any] = []
-
-
-def queue_server(start_server: Any) -> Any:
-    """One sequence at once, one more may wait."""
-    if not _QUEUE:
-        _QUEUE.append(
-            start_server(
-                "--max-num-seqs", "1", "--max-queue", "1", "--kv-cache-memory", "8MiB", "--cpu-precision", "exact"
-            )
-        )
-        _QUEUE[0].wait_listening()
-        _QUEUE[0].wait_ready()
-    return _QUEUE[0]
-
-
-def test_full_queue_answers_429(start_server: Any) -> None:
-    small = queue_server(start_server)
+def test_full_queue_answers_429(small: Any) -> None:
     body = {**ENDLESS, "stream": True}
     with raw_post(small, "/v1/chat/completions", body) as first:
         read_until(first, TOKEN)

@@ -219,14 +219,21 @@ def test_killed_server_leaves_nothing_behind(start_server: Any) -> None:
             assert wait_for(lambda engine=engine: not engine.is_running(), 20)
 
 
-def test_engine_that_always_dies_ends_the_server(start_server: Any) -> None:
-    """Restarts are bounded: in the end a supervisor hears of it by the exit code."""
-    server = start_server(hook={"max_restarts": 1, "restart_delay": 0.05})
+def test_engine_that_keeps_dying_stays_dead(start_server: Any) -> None:
+    """Restarts are bounded. In the end the server stays, red, and everyone is told why."""
+    server = start_server(hook={"max_restarts": 2, "restart_delay": 0.05})
     server.wait_listening()
     server.wait_ready()
-    server.engine().kill()
-    assert wait_for(lambda: "engine restart 1 of 1" in server.log, 5)
-    assert wait_for(lambda: server.get("/health").status_code == 200, 30)
-    server.engine().kill()
-    assert server.process.wait(20) == 1
-    assert "died 2 times in a row" in server.log
+    for restart in ("1 of 2", "2 of 2", None):
+        answer = server.post("/v1/chat/completions", chat("K", ignore_eos=True))
+        assert answer.status_code == 500
+        if restart is not None:
+            assert wait_for(lambda words=restart: f"engine restart {words}" in server.log, 5)
+            assert wait_for(lambda: server.get("/health").status_code == 200, 30)
+    assert wait_for(lambda: server.get("/health").json()["status"] == "failed", 5)
+    health = server.get("/health")
+    assert health.status_code == 503 and "died 3 times in a row" in health.json()["error"]
+    refused = server.post("/v1/chat/completions", chat("0"))
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_failed"
+    assert server.get("/metrics").status_code == 200
+    assert "restart the server" in server.log and server.stop() == 0

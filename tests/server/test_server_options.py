@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +25,8 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
     "--max-num-seqs": (["--max-num-seqs", "7"], ("engine", "max_num_seqs"), 7),
     "--max-num-batched-tokens": (["--max-num-batched-tokens", "96"], ("engine", "max_num_batched_tokens"), 96),
     "--max-model-len": (["--max-model-len", "300"], ("engine", "max_model_len"), 300),
-    "--kv-cache-memory": (["--kv-cache-memory", "4MiB"], ("engine", "kv_cache_memory"), 4 * 2**20),
+    "--kv-cache-memory": (["--kv-cache-memory", "96KiB"], ("engine", "kv_cache_memory"), 96 * 2**10),
+    "--kv-cache-dtype": (["--kv-cache-dtype", "int8"], ("engine", "kv_cache_dtype"), "int8"),
     "--max-stall-ms": (["--max-stall-ms", "75"], ("engine", "max_stall_ms"), 75.0),
     "--max-queue": (["--max-queue", "9"], ("engine", "max_queue"), 9),
     "--enable-prefix-caching": (["--no-enable-prefix-caching"], ("engine", "enable_prefix_caching"), False),
@@ -45,8 +47,8 @@ KEY = {"Authorization": "Bearer k2"}
 
 
 @pytest.fixture(scope="module")
-def walked(start_server: Any) -> Any:
-    server = start_server(*(word for given, _, _ in WALK.values() for word in given))
+def walked(start_server: Any, with_defaults: Path) -> Any:
+    server = start_server(*(word for given, _, _ in WALK.values() for word in given), model=with_defaults)
     server.wait_listening()
     server.wait_ready()
     return server
@@ -81,7 +83,8 @@ def test_effects_are_real(walked: Any) -> None:
     long = walked.post("/v1/completions", {"prompt": [120] * 300}, **KEY).json()["error"]
     assert "maximum context length is 300 tokens" in long["message"]
     backend = walked.get("/server_info", **KEY).json()["backend"]
-    assert backend["num_blocks"] * 32 * backend["kv_bytes_per_token"] <= 4 * 2**20
+    assert backend["num_blocks"] * 32 * backend["kv_bytes_per_token"] <= 96 * 2**10
+    assert backend["kv_cache_dtype"] == "int8"
     assert backend["block_size"] == 32 and "int8" not in backend["quantization"]
     for words in (
         "max_num_seqs=7",
@@ -90,6 +93,55 @@ def test_effects_are_real(walked: Any) -> None:
         "the model's generation defaults are off",
     ):
         assert words in walked.log
+
+
+def test_generation_defaults_fill_what_was_left_out(small: Any) -> None:
+    """D22: the model says temperature 100 and top-k 1. What a request gives counts, 0 too."""
+
+    def answer(**fields: Any) -> str:
+        body = {"messages": chat("0")["messages"], "seed": 5, "max_tokens": 12, **fields}
+        return str(small.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"])
+
+    script = " hello there!"
+    assert answer() == answer(temperature=None, top_k=None) == answer(temperature=3.0) == script
+    assert answer(top_k=0) != script
+    assert answer(top_k=0, temperature=0) == answer(top_k=0, temperature=0.01) == script
+    assert "defaults     temperature=100.0, top_k=1" in small.log
+
+
+def test_generation_defaults_switched_off(walked: Any) -> None:
+    """D22: the same model; nothing of its defaults is left, and the start says so."""
+    answers = [
+        walked.post("/v1/completions", {"prompt": "x0", "seed": 5, "max_tokens": 12, **fields}, **KEY).json()["choices"]
+        for fields in ({}, {"temperature": 1, "top_k": 0}, {"temperature": 100})
+    ]
+    assert answers[0] == answers[1] != answers[2]
+    assert "defaults     the model's generation defaults are off" in walked.log
+
+
+def test_larger_than_the_whole_cache(walked: Any) -> None:
+    """C01: a prompt that never fits is refused at once, what grows to the cache's end has its length; others go on."""
+    backend = walked.get("/server_info", **KEY).json()["backend"]
+    room = backend["num_blocks"] * backend["block_size"]
+    assert 100 < room < 299
+    words = "again " * (room // 6)
+    conversation = [{"role": "system", "content": words}, *chat("0")["messages"]]
+    for path, field, value in (
+        ("/v1/completions", "prompt", [120] * room),
+        ("/v1/chat/completions", "messages", conversation),
+    ):
+        for stream in (False, True):
+            started = time.monotonic()
+            refused = walked.post(path, {field: value, "max_tokens": 5, "stream": stream}, **KEY)
+            assert refused.status_code == 400 and time.monotonic() - started < 5
+            error = refused.json()["error"]
+            assert (error["code"], error["param"]) == ("kv_cache_exceeded", field) and str(room) in error["message"]
+    assert walked.post("/v1/chat/completions", chat("0", max_tokens=3), **KEY).status_code == 200
+    body = {"prompt": [120] * (room - 20), "max_tokens": 250, "ignore_eos": True}
+    grown = walked.post("/v1/completions", body, **KEY).json()
+    assert grown["choices"][0]["finish_reason"] == "length"
+    assert room - 2 <= grown["usage"]["total_tokens"] <= room + 1
+    assert walked.post("/v1/chat/completions", chat("0", max_tokens=3), **KEY).status_code == 200
 
 
 def test_keys(walked: Any) -> None:

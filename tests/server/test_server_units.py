@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ from bireme.server.names import ServedNames, default_name
 from bireme.server.openai_types import ChatRequest, parse
 from bireme.server.params import budget, sampling_params
 from bireme.server.report import size_text
+from bireme.server.restarts import SOUND_S, Restarts
 from bireme.server.sizes import parse_size
+from bireme.server.socket_folder import PREFIX, SocketFolder, remove_stale
 from bireme.server.stream import RequestStream
 
 
@@ -104,19 +109,23 @@ def test_messages_survive_the_crossing() -> None:
 
 def test_stream_delivers_what_came_before_a_failure() -> None:
     async def scenario() -> None:
-        stream = RequestStream("id")
+        def new() -> RequestStream:
+            return RequestStream("id", "prompt", asyncio.Event())
+
+        stream = new()
         stream.put(SequenceOutput("id", 0, (1,)))
         stream.put(SequenceOutput("id", 0, (2,)))
         stream.fail(ApiError(500, "dead"))
         await stream.wait_accepted()
-        assert [output.token_ids for output in await stream.next()] == [(1,), (2,)]
+        assert [output.token_ids for output in stream.take()] == [(1,), (2,)]
         with pytest.raises(ApiError, match="dead"):
-            await stream.next()
-        refused = RequestStream("id")
+            stream.take()
+        refused = new()
         refused.fail(ApiError(429, "full"))
         with pytest.raises(ApiError, match="full"):
             await refused.wait_accepted(1)
-        await RequestStream("id").wait_accepted(0.01)  # no answer in time is no error
+        await new().wait_accepted(0.01)  # no answer in time is no error
+        assert new().take() == []
 
     asyncio.run(scenario())
 
@@ -137,3 +146,35 @@ def test_frontend_holds_no_weights_open() -> None:
     long = asyncio.run(frontend.encode("x0" * 5000))
     assert len(long) == 10_000
     frontend.pool.shutdown()
+
+
+def test_restarts_are_bounded_and_only_work_earns_new_ones() -> None:
+    """Hours of idling between deaths don't count: what kills the engine is a request, sent again and again."""
+    restarts, now = Restarts(3, 0.5), 0.0
+    for expected in (0.5, 1.0, 2.0, None):
+        restarts.stepped(now := now + 3600)
+        restarts.stepped(now := now + 0.1)
+        assert restarts.died() == expected
+    restarts = Restarts(3, 0.5)
+    assert restarts.died() == 0.5 and restarts.died() == 1.0
+    for _ in range(int(SOUND_S / 0.5) + 2):
+        restarts.stepped(now := now + 0.5)
+    assert restarts.died() == 0.5
+
+
+def test_folders_of_dead_servers_go_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    live, closed = SocketFolder(), SocketFolder()
+    closed.remove()
+    closed.remove()
+    dead, young = tmp_path / f"{PREFIX}dead", tmp_path / f"{PREFIX}young"
+    for path in (dead, young):
+        path.mkdir()
+    (dead / "lock").touch()
+    for path in (dead, live.path):
+        os.utime(path, (time.time() - 100,) * 2)
+    remove_stale()
+    assert set(tmp_path.iterdir()) == {live.path, young}
+    assert live.path.stat().st_mode & 0o777 == 0o700
+    live.remove()
+    assert not live.path.exists()

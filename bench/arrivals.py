@@ -1,0 +1,51 @@
+"""When the requests of an open loop are due: drawn before the run, so that no answer can delay a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def schedule(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> list[float]:
+    """``count`` moments in seconds from the start, ``rate`` a second in the mean.
+
+    The gaps are Gamma(``burstiness``, 1 / (rate * burstiness)): 1 is a Poisson process, below it comes in bursts, above
+    it ever more evenly, infinity is a metronome. They are scaled so that the last one is due at count / rate exactly,
+    as `vllm bench serve` does it; an infinite rate sends all at once.
+    """
+    _check(rate, burstiness)
+    if rate == float("inf"):
+        return [0.0] * count
+    if burstiness == float("inf"):
+        return [(i + 1) / rate for i in range(count)]
+    gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rate * burstiness), count)
+    due = np.cumsum(gaps)
+    return [float(value) for value in due * (count / rate / due[-1])] if count else []
+
+
+def ramp(
+    count: int, start: float, end: float, strategy: str = "linear", burstiness: float = 1.0, seed: int = 0
+) -> list[float]:
+    """Like ``schedule`` with a rate that goes from ``start`` to ``end`` a second over the requests."""
+    _check(start, burstiness)
+    _check(end, burstiness)
+    if strategy not in ("linear", "exponential"):
+        raise ValueError(f"ramp-up-strategy is {strategy!r}; it must be linear or exponential")
+    steps = np.linspace(0.0, 1.0, count) if count > 1 else np.zeros(count)
+    rates = start + (end - start) * steps if strategy == "linear" else start * (end / start) ** steps
+    gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rates * burstiness))
+    return [float(value) for value in np.cumsum(gaps)]
+
+
+def gap_variation(due: Sequence[float]) -> float:
+    """The coefficient of variation of the gaps: 1 for a Poisson process, 0 for a metronome."""
+    gaps = np.diff(np.asarray(due))
+    return float(gaps.std() / gaps.mean()) if len(gaps) > 1 and gaps.mean() > 0 else 0.0
+
+
+def _check(rate: float, burstiness: float) -> None:
+    if not rate > 0:
+        raise ValueError(f"request-rate is {rate}; it must be above 0, or inf")
+    if not burstiness > 0:
+        raise ValueError(f"burstiness is {burstiness}; it must be above 0")

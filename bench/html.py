@@ -1,0 +1,98 @@
+"""A run as one HTML file that needs nothing else: tables and plots, to be kept beside the JSON or sent around."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from .svg import Series, plot
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
+th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid #8885; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1em; }
+figure { margin: 0; } figcaption { font-weight: 600; }
+svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
+svg .grid { stroke: #8884; } svg .series polyline { fill: none; stroke-width: 2; }
+svg .series circle { stroke: none; fill-opacity: .75; }
+.headline { font-size: 1.3em; } .failed { color: #c0392b; font-weight: 600; }
+pre { white-space: pre-wrap; font-size: 12px; }
+"""
+_COLUMNS = (
+    ("completed", "completed", 0),
+    ("failed", "failed", 0),
+    ("output_throughput", "tok/s out", 1),
+    ("request_throughput", "req/s", 2),
+    ("request_goodput", "good req/s", 2),
+    ("slo_attainment", "met", 3),
+    *(
+        (f"p{p}_{name}_ms", f"{title} p{p}", 1)
+        for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))
+        for p in (50, 95, 99)
+    ),
+)
+
+
+def page(run: dict[str, Any], headline: str = "", notes: Sequence[str] = ()) -> str:
+    """The report of a run (as its JSON has it)."""
+    title = f"Bireme bench: {run.get('label') or 'a run'}"
+    levels = run["levels"]
+    parts = [f"<h1>{escape(title)}</h1>"]
+    if headline:
+        parts.append(f'<p class="headline">{escape(headline)}</p>')
+    parts += [f'<p class="failed">{escape(note)}</p>' for note in notes]
+    parts += [table(levels), '<div class="plots">', *_plots(levels), "</div>", "<h2>How it was measured</h2>"]
+    about = {key: value for key, value in run.items() if key not in ("levels", "label", "best")}
+    parts.append(f"<p>Percentiles by nearest rank, milliseconds.</p><pre>{escape(json.dumps(about, indent=1))}</pre>")
+    return document(title, "".join(parts))
+
+
+def document(title: str, body: str) -> str:
+    """A whole page around ``body``."""
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def table(levels: Sequence[dict[str, Any]]) -> str:
+    """One row per level; columns that no level has are left out."""
+    columns = [column for column in _COLUMNS if any(level.get(column[0]) is not None for level in levels)]
+    head = "".join(f"<th>{escape(title)}</th>" for _, title, _ in columns)
+    rows = []
+    for level in levels:
+        cells = "".join(f"<td>{_cell(level.get(key), digits)}</td>" for key, _, digits in columns)
+        rows.append(f"<tr><td>{escape(str(level['level']))} ({escape(str(level['loop']))})</td>{cells}</tr>")
+    return f"<table><tr><th>load</th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "n/a" if value is None else f"{value:,.{digits}f}"
+
+
+def _plots(levels: Sequence[dict[str, Any]]) -> list[str]:
+    ordered = sorted((level for level in levels if level["x"] < float("inf")), key=lambda level: float(level["x"]))
+    if not ordered:
+        return []
+    xs = [float(level["x"]) for level in ordered]
+    x_title = "requests at once" if ordered[0]["loop"] == "closed" else "requests a second"
+
+    def of(key: str) -> list[float | None]:
+        return [level.get(key) for level in ordered]
+
+    def percentiles(name: str) -> list[Series]:
+        return [Series(f"p{p}", xs, of(f"p{p}_{name}_ms")) for p in (50, 90, 95, 99)]
+
+    last = ordered[-1].get("series") or {}
+    starts, ttfts = last.get("start", []), last.get("ttft_ms", [])
+    rates = [Series("completed", xs, of("request_throughput")), Series("good", xs, of("request_goodput"))]
+    return [
+        plot("Time to first token against load", x_title, "ms", percentiles("ttft")),
+        plot("Time per output token against load", x_title, "ms", percentiles("tpot")),
+        plot("Throughput against load", x_title, "tok/s out", [Series("tokens", xs, of("output_throughput"))]),
+        plot("Goodput against load", x_title, "req/s", rates),
+        plot(f"TTFT over time, {ordered[-1]['level']}", "seconds", "ms", [Series("TTFT", starts, ttfts, dots=True)]),
+    ]

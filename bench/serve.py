@@ -1,0 +1,203 @@
+"""A benchmark of one server: levels of load one after the other, or a search for the largest that is still good."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+
+from .arrivals import ramp, schedule
+from .data import DataSpec, IdSource, Source, WordSource, draw
+from .level import Level, Load, summarise
+from .load import Prompt, Sample, Target, ask, closed_samples, open_samples
+from .objective import Objective
+
+#: A generator that uses more of its core than this may be what limits the figures.
+BUSY = 0.8
+_PATIENCE = 600.0
+
+OnProgress = Callable[[str, int, int], None]  # (what, requests done, requests in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """An open loop whose rate goes from ``start`` to ``end`` over its requests."""
+
+    start: float
+    end: float
+    strategy: str = "linear"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one run does. Either ``concurrencies`` (closed loop) or ``rates`` (open loop) is given."""
+
+    data: DataSpec
+    concurrencies: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    burstiness: float = 1.0
+    ramp: Ramp | None = None
+    max_concurrency: int | None = None
+    num_prompts: int | None = None  # per level; None: by the level
+    warmups: int = 1
+    objective: Objective | None = None
+    attainment: float = 0.9  # share of good requests that a load must reach to count as met
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.data.kind == "trace" and (self.concurrencies or self.rates):
+            return
+        if bool(self.concurrencies) == bool(self.rates or self.ramp):
+            raise ValueError("give either --concurrency (closed loop) or --request-rate (open loop)")
+        if any(value < 1 for value in self.concurrencies):
+            raise ValueError(f"concurrency is {min(self.concurrencies)}; it must be at least 1")
+
+    def loads(self) -> list[Load]:
+        """The levels in order."""
+        if self.data.kind == "trace":
+            return [Load("open", self.max_concurrency, None)]
+        if self.ramp is not None:
+            return [Load("open", self.max_concurrency, self.ramp.end, self.burstiness)]
+        closed = [Load("closed", n, None) for n in self.concurrencies]
+        return closed or [Load("open", self.max_concurrency, rate, self.burstiness) for rate in self.rates]
+
+
+@dataclass(slots=True)
+class Runner:
+    """Puts levels on one server. ``number`` of the next level: each draws prompts of its own."""
+
+    target: Target
+    plan: Plan
+    source: Source
+    on_progress: OnProgress = lambda what, done, total: None
+    number: int = 0
+    levels: list[Level] = field(default_factory=list)
+
+    def run(self, load: Load) -> Level:
+        """One level, to its end."""
+        level = asyncio.run(self._level(load))
+        self.levels.append(level)
+        return level
+
+    async def _level(self, load: Load) -> Level:
+        plan, count = self.plan, self.plan.num_prompts or _default_count(load)
+        drawn = draw(plan.data, self.source, count, self.number)
+        self.number += 1
+        total, done = sum(len(session.turns) for session in drawn.sessions), 0
+
+        def note(sample: Sample) -> None:
+            nonlocal done
+            done += 1
+            self.on_progress(load.name, done, total)
+
+        if self.number == 1 and plan.warmups:
+            await self._warm_up(plan.warmups)
+        cpu, start = time.process_time(), time.perf_counter()
+        if load.loop == "closed":
+            assert load.concurrency is not None
+            samples = await closed_samples(self.target, drawn.sessions, load.concurrency, note)
+        else:
+            due = drawn.due or self._due(load, len(drawn.sessions))
+            samples = await open_samples(self.target, drawn.sessions, due, note, load.concurrency)
+        busy = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
+        return summarise(samples, load, plan.objective, busy)
+
+    def _due(self, load: Load, count: int) -> list[float]:
+        plan = self.plan
+        if plan.ramp is not None:
+            shape = plan.ramp
+            return ramp(count, shape.start, shape.end, shape.strategy, plan.burstiness, plan.seed + self.number)
+        assert load.rate is not None
+        return schedule(count, load.rate, plan.burstiness, plan.seed + self.number)
+
+    async def _warm_up(self, count: int) -> None:
+        drawn = draw(replace(self.plan.data, kind="random", output_len=4), self.source, count, -1)
+        await closed_samples(self.target, drawn.sessions, count)
+
+
+def _default_count(load: Load) -> int:
+    if load.loop == "closed":
+        return max(8, 4 * (load.concurrency or 1))
+    return 100 if load.rate in (None, float("inf")) else max(20, min(1000, round(30 * (load.rate or 1))))
+
+
+def search(runner: Runner, start: float, most: float = 4096, precision: float = 0.05) -> Load | None:
+    """The largest load that still meets the objective at ``plan.attainment``: doubling, then halving the gap.
+
+    ``start`` is a concurrency or a rate, as the plan's levels are. None: not even ``start`` and its tenth part do.
+    """
+    closed = bool(runner.plan.concurrencies)
+    assert runner.plan.objective is not None, "a search needs an objective"
+
+    def met(value: float) -> bool:
+        level = runner.run(_load(runner.plan, closed, value))
+        assert level.attainment is not None
+        return level.attainment.share >= runner.plan.attainment
+
+    low, high = 0.0, start
+    while high <= most and met(high):
+        low, high = high, 2 * high
+    if not low:
+        low = 1.0 if closed else start / 10
+        if low >= high or not met(low):
+            return None
+    smallest = 1.0 if closed else 0.0
+    while high - low > max(smallest, precision * high) and high <= most:
+        middle = float(int((low + high) / 2)) if closed else (low + high) / 2
+        low, high = (middle, high) if met(middle) else (low, middle)
+    return _load(runner.plan, closed, low)
+
+
+def _load(plan: Plan, closed: bool, value: float) -> Load:
+    if closed:
+        return Load("closed", int(value), None)
+    return Load("open", plan.max_concurrency, value, plan.burstiness)
+
+
+def find_model(target: Target) -> str:
+    """The first model that the server lists.
+
+    Raises:
+        ValueError: it can't be reached, or lists none.
+    """
+    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    try:
+        answer = httpx.get(f"{target.url.rstrip('/')}/models", headers=headers, timeout=10, trust_env=False)
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{target.url}/models gives no model ({error}); name it with --model") from None
+
+
+def word_source(target: Target, chat: bool) -> WordSource:
+    """Prose, its words' length in tokens learnt from the server's own ``usage``; the usual 1.35 where it has none."""
+    source = WordSource()
+    text = source.draw(random.Random("calibrate"), 400)
+    content: Any = ({"role": "user", "content": text},) if chat else text
+
+    async def once() -> Sample:
+        async with httpx.AsyncClient(timeout=_PATIENCE, trust_env=False) as client:
+            if target.api_key:
+                client.headers["Authorization"] = f"Bearer {target.api_key}"
+            return await ask(client, target, Prompt(content, 1), time.perf_counter())
+
+    sample = asyncio.run(once())
+    if sample.failure not in (None, "no token") and sample.prompt_tokens is None:
+        raise ValueError(f"a first request to {target.url} failed: {sample.failure}")
+    if sample.prompt_tokens:
+        source.tokens_per_word = sample.prompt_tokens / len(text.split())
+    return source
+
+
+def id_source(model: str) -> IdSource:
+    """Ids of real text by the tokenizer of ``model`` (as for `bireme serve`)."""
+    from ..models.hub import resolve
+    from .text import load_tokenizer, real_text
+
+    tokenizer = load_tokenizer(resolve(model))
+    return IdSource(tokenizer.vocab_size, tokenizer.encode(real_text(150_000), add_special_tokens=False))

@@ -1,0 +1,207 @@
+"""``bireme bench serve`` behind its options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .capacity import measure_capacity
+from .compare import Pair, compare, pair_text
+from .data import DataSpec, Source
+from .html import page
+from .level import Level, Load
+from .load import Target
+from .machine import describe
+from .objective import parse_objective
+from .results import Run, level_text, read_run, warnings
+from .serve import BUSY, Plan, Ramp, Runner, find_model, id_source, search, word_source
+
+Options = Mapping[str, Any]
+
+
+def run_serve(options: Options) -> int:
+    """Measure as asked. Returns the exit code: 1 if any request failed."""
+    if options["compare"]:
+        first, second = (read_run(Path(path)) for path in options["compare"])
+        print(compare(first, second))
+        return 0
+    plan = _plan(options)
+    target = _target(options, options["url"], options["model"])
+    source = _source(options, target)
+    if options["against"]:
+        return _paired(options, plan, target, source)
+    with _Progress() as progress:
+        runner = Runner(target, plan, source, progress.show)
+        run = Run(options["label"] or target.model, _about(options, target))
+        if options["find_goodput"]:
+            run.best = _search(options, runner)
+        else:
+            for load in plan.loads():
+                progress.say(level_text(runner.run(load)))
+        run.levels = runner.levels
+    return _finish(options, run)
+
+
+def _plan(options: Options) -> Plan:
+    objective = parse_objective([*(options["goodput"] or ()), *(options["terms"] or ())])
+    if options["find_goodput"] and objective is None:
+        raise ValueError("--find-goodput needs an objective: --goodput ttft:1000 tpot:50")
+    start, end = options["ramp_up_start_rps"], options["ramp_up_end_rps"]
+    if (start is None) != (end is None):
+        raise ValueError("a ramp needs both --ramp-up-start-rps and --ramp-up-end-rps")
+    names = ("input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes", "turns", "chat", "seed")
+    data = DataSpec(options["dataset"], options["dataset_path"], **{name: options[name] for name in names})
+    rates = _numbers("request-rate", options["request_rate"])
+    users = tuple(int(value) for value in _numbers("concurrency", options["concurrency"]))
+    if not users and not rates and start is None and data.kind != "trace":
+        users = (1, 4, 8, 16)
+    return Plan(
+        data=data,
+        concurrencies=users,
+        rates=rates or ((1.0,) if data.kind == "trace" else ()),
+        burstiness=options["burstiness"],
+        ramp=None if start is None else Ramp(start, end, options["ramp_up_strategy"]),
+        max_concurrency=options["max_concurrency"],
+        num_prompts=options["num_prompts"],
+        warmups=options["num_warmups"],
+        objective=objective,
+        attainment=options["attainment"],
+        seed=options["seed"],
+    )
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}; wanted: numbers with commas between them") from None
+    if any(not value > 0 for value in found):
+        raise ValueError(f"{name} is {text!r}; every number must be above 0")
+    return found
+
+
+def _target(options: Options, url: str, model: str | None) -> Target:
+    try:
+        extra = json.loads(options["extra_body"])
+    except ValueError as error:
+        raise ValueError(f"extra-body is no JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise ValueError("extra-body must be a JSON object")
+    if options["ignore_eos"]:
+        extra = {"ignore_eos": True} | extra
+    target = Target(url, model or "", options["api_key"], extra, options["timeout"])
+    return target if model else Target(url, find_model(target), options["api_key"], extra, options["timeout"])
+
+
+def _source(options: Options, target: Target) -> Source:
+    if options["tokenizer"]:
+        if options["chat"] or options["dataset"] == "multiturn":
+            raise ValueError("--tokenizer makes prompts of token ids, which chats can't carry; leave it out")
+        return id_source(options["tokenizer"])
+    return word_source(target, options["chat"] or options["dataset"] == "multiturn")
+
+
+def _about(options: Options, target: Target) -> dict[str, Any]:
+    capacity = measure_capacity(0.3)
+    return {
+        "url": target.url,
+        "model_id": target.model,
+        "machine": describe(),
+        "options": {key: str(value) for key, value in options.items() if value not in (None, "") and key != "api_key"},
+        "generator_requests_per_second": round(capacity.requests_per_second),
+        "generator_chunks_per_second": round(capacity.chunks_per_second),
+    }
+
+
+def _search(options: Options, runner: Runner) -> Load | None:
+    plan = runner.plan
+    start = float((plan.concurrencies or plan.rates or (1.0,))[0])
+    best = search(runner, start)
+    for level in runner.levels:
+        print(level_text(level))
+    return best
+
+
+def _headline(run: Run, options: Options) -> str:
+    if not options["find_goodput"]:
+        return ""
+    bounds = " ".join([*(options["goodput"] or ()), *(options["terms"] or ())])
+    if run.best is None:
+        return f"GOODPUT: no load tried meets {bounds} for {options['attainment']:.0%} of its requests"
+    level = [one for one in run.levels if one.load == run.best][-1]
+    return (
+        f"GOODPUT: {run.best.name} ({level.goodput or 0:.2f} good req/s, {level.output_throughput:.0f} tok/s) is the "
+        f"largest load at which {options['attainment']:.0%} of the requests meet {bounds}"
+    )
+
+
+def _finish(options: Options, run: Run) -> int:
+    headline, notes = _headline(run, options), warnings(run.levels, BUSY)
+    failed = [level.failed_line() for level in run.levels if level.failures]
+    print(
+        f"\nThe load generator alone manages {run.about['generator_requests_per_second']} requests of 64 chunks a "
+        f"second ({run.about['generator_chunks_per_second']} chunks/s) on a core."
+    )
+    for note in notes:
+        print(f"WARNING: {note}", file=sys.stderr)
+    for line in failed:
+        print(line, file=sys.stderr)
+    if headline:
+        print(headline)
+    if options["json_path"]:
+        run.write(options["json_path"])
+    if options["html_path"]:
+        options["html_path"].write_text(page(run.as_dict(), headline, [*notes, *failed]), encoding="utf-8")
+    return 1 if failed else 0
+
+
+def _paired(options: Options, plan: Plan, target: Target, source: Source) -> int:
+    """Both servers in turn, level by level, the order turned around from round to round; same prompts for both."""
+    other = _target(options, options["against"], options["against_model"])
+    with _Progress() as progress:
+        runners = [Runner(one, plan, source, progress.show) for one in (target, other)]
+        found: dict[str, tuple[list[Level], list[Level]]] = {}
+        for number in range(options["rounds"]):
+            for load in plan.loads():
+                for index in (0, 1) if number % 2 == 0 else (1, 0):
+                    level = runners[index].run(load)
+                    found.setdefault(load.name, ([], []))[index].append(level)
+                    progress.say(f"round {number + 1}, {runners[index].target.url}\n{level_text(level)}")
+    pairs = [Pair(name, tuple(ours), tuple(theirs)) for name, (ours, theirs) in found.items()]
+    labels = (options["label"] or target.url, other.url)
+    print(pair_text(pairs, labels))
+    if options["json_path"]:
+        runs = [Run(label, {"url": r.target.url}, r.levels) for label, r in zip(labels, runners, strict=True)]
+        content = {"about": _about(options, target), "runs": [run.as_dict() for run in runs]}
+        options["json_path"].write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+    return int(any(level.failures for runner in runners for level in runner.levels))
+
+
+class _Progress:
+    """A live line where standard error is a terminal; nothing where it is not."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.status import Status
+
+        self._console = Console(stderr=True)
+        self._status = Status("starting", console=self._console) if self._console.is_terminal else None
+
+    def __enter__(self) -> _Progress:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        if self._status:
+            self._status.update(f"{what}: {done} of {total} requests")
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)

@@ -1,0 +1,179 @@
+"""A model's shape out of its ``config.json``, for any decoder, whether Bireme runs it or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.memory import LayerCache
+from ..models.config import MAX_LAYERS, ModelConfig
+from ..models.hf_config import text_part
+from ..models.settings import Settings
+from .architectures import layer_kinds, state_bytes, window
+from .shape import ModelShape, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of one layer; a dense model has none."""
+
+    count: int = 0
+    used: int = 0
+    layers: int = 0  # that have them
+    width: int = 0  # of one expert's feed-forward
+    shared_width: int = 0
+
+
+def shape_from_config(config: Mapping[str, Any], source: str, weights: Weights | None = None) -> ModelShape:
+    """The shape; without ``weights`` (of the files) their size is reckoned from the layers and the named dtype.
+
+    Raises:
+        CheckpointError: a size is missing or out of range, or a kind of layer is not known.
+    """
+    inner = text_part(config)[0]
+    inner.setdefault("model_type", str(config.get("model_type", "unknown")))
+    keys = Settings(inner, source)
+    num_layers = keys.integer("num_hidden_layers", most=MAX_LAYERS)
+    try:
+        kinds = layer_kinds(inner, num_layers)
+        tokens = window(inner)
+        if tokens is None and "sliding" in kinds:  # a list of layer kinds is a switch of its own
+            tokens = keys.integer("sliding_window")
+    except ValueError as error:
+        raise keys.fail("layer_types", str(error)) from None
+    elements, state = _elements(keys), state_bytes(inner)
+    layers = tuple(_layer(kind, elements, tokens, state) for kind in kinds)
+    model = _decoder(keys, num_layers)
+    experts = _experts(keys, num_layers)
+    found = weights or _reckoned(keys, model, experts)
+    return ModelShape(
+        name=str(config.get("_name_or_path") or source),
+        layers=layers,
+        weights=found,
+        config=model,
+        quantization=_quantization(keys),
+        max_position=model.max_position,
+        notes=_notes(keys, kinds, state),
+    )
+
+
+def _layer(kind: str, elements: int, tokens: int | None, state: int) -> LayerCache:
+    if kind == "recurrent":
+        return LayerCache(0, None, state)
+    return LayerCache(elements, tokens if kind == "sliding" else None, state if kind == "both" else 0)
+
+
+def _elements(keys: Settings) -> int:
+    """K and V elements of one token in one layer."""
+    if keys.has("kv_lora_rank"):  # MLA (arXiv:2405.04434): one latent and the rotated part of K serve all heads
+        return keys.integer("kv_lora_rank") + keys.integer("qk_rope_head_dim")
+    heads = keys.integer("num_attention_heads")
+    kv_heads = 1 if keys.get("multi_query") is True else keys.integer("num_key_value_heads", heads)
+    return 2 * kv_heads * _head_dim(keys, heads)
+
+
+def _head_dim(keys: Settings, heads: int) -> int:
+    return keys.integer("head_dim", max(1, keys.integer("hidden_size") // heads))
+
+
+def _decoder(keys: Settings, num_layers: int) -> ModelConfig:
+    heads = keys.integer("num_attention_heads")
+    hidden = keys.integer("hidden_size")
+    return ModelConfig(
+        architecture=keys.text("model_type"),
+        vocab_size=keys.integer("vocab_size", 32000),
+        hidden_size=hidden,
+        intermediate_size=keys.integer("intermediate_size", keys.integer("moe_intermediate_size", 4 * hidden)),
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=keys.integer("num_key_value_heads", heads),
+        head_dim=_head_dim(keys, heads),
+        max_position=keys.integer("max_position_embeddings", 4096),
+        rms_norm_eps=1e-6,
+        tie_embeddings=keys.boolean("tie_word_embeddings", True),
+    )
+
+
+def _experts(keys: Settings, num_layers: int) -> Experts:
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    count = next((keys.integer(name, least=0) for name in names if keys.has(name)), 0)
+    if not count:
+        return Experts()
+    used = next((keys.integer(n) for n in ("num_experts_per_tok", "num_experts_per_token") if keys.has(n)), 1)
+    width = keys.integer("moe_intermediate_size", keys.integer("intermediate_size", 1))
+    shared = keys.integer("n_shared_experts", 0, least=0) * width
+    shared = keys.integer("shared_expert_intermediate_size", shared, least=0)
+    layers = num_layers - keys.integer("first_k_dense_replace", 0, least=0)
+    every = keys.integer("decoder_sparse_step", 1)
+    return Experts(count, min(used, count), layers // every, width, shared)
+
+
+def _reckoned(keys: Settings, model: ModelConfig, experts: Experts) -> Weights:
+    """Parameters by the usual layers, times the bytes of the dtype or quantisation named."""
+    hidden, heads = model.hidden_size, model.num_heads
+    attention = hidden * model.head_dim * 2 * (heads + model.num_kv_heads)
+    if keys.has("kv_lora_rank"):
+        attention = _mla_parameters(keys, hidden, heads)
+    dense = 3 * hidden * model.intermediate_size * (model.num_layers - experts.layers)
+    shared = 3 * hidden * experts.shared_width * experts.layers
+    routed = 3 * hidden * experts.width * experts.layers * experts.count
+    table = model.vocab_size * hidden
+    always = attention * model.num_layers + dense + shared + table  # the head is read for every token
+    total = always + routed + (0 if model.tie_embeddings else table)
+    used = routed * experts.used // experts.count if experts.count else 0
+    size = _bytes_per_parameter(keys)
+    return Weights(
+        total_bytes=round(total * size),
+        active_bytes=round((always + used) * size),
+        parameters=total,
+        active_parameters=always + used,
+        expert_bytes=round(routed * size),
+        num_experts=experts.count,
+        experts_used=experts.used,
+        source=f"reckoned from config.json at {8 * size:g} bits a parameter",
+    )
+
+
+def _mla_parameters(keys: Settings, hidden: int, heads: int) -> int:
+    rank, rope, nope = (keys.integer(n) for n in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"))
+    value = keys.integer("v_head_dim", nope)
+    query_rank = keys.integer("q_lora_rank", 0, least=0)
+    queries = heads * (nope + rope)
+    query = hidden * query_rank + query_rank * queries if query_rank else hidden * queries
+    return query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+
+
+def _bytes_per_parameter(keys: Settings) -> float:
+    given = keys.get("quantization") or keys.get("quantization_config")
+    if isinstance(given, Mapping):
+        bits = given.get("bits")
+        if isinstance(bits, int):
+            group = given.get("group_size")
+            return (bits + (32 / group if isinstance(group, int) and group > 0 else 0)) / 8
+        if "mxfp4" in str(given.get("quant_method")):
+            return 4.25 / 8
+        if "fp8" in str(given.get("quant_method")):
+            return 1.0
+    return 4.0 if "32" in str(keys.get("torch_dtype") or keys.get("dtype") or "") else 2.0
+
+
+def _quantization(keys: Settings) -> str:
+    given = keys.get("quantization") or keys.get("quantization_config")
+    if isinstance(given, Mapping):
+        return f"{given.get('quant_method') or 'MLX'} {given.get('bits', '')}".strip()
+    return str(keys.get("torch_dtype") or keys.get("dtype") or "16 bits assumed")
+
+
+def _notes(keys: Settings, kinds: tuple[str, ...], state: int) -> tuple[str, ...]:
+    notes = []
+    if keys.has("kv_lora_rank"):
+        notes.append("MLA: the cache holds one latent per token; an engine that stores full K and V needs far more")
+    if "sliding" in kinds:
+        notes.append(
+            f"{kinds.count('sliding')} of {len(kinds)} layers see a window only; Bireme's pool keeps every token in "
+            "every layer"
+        )
+    if {"recurrent", "both"} & set(kinds) and not state:
+        notes.append("the size of the recurrent layers' state is not in config.json and is not counted")
+    return tuple(notes)

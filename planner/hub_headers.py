@@ -1,0 +1,96 @@
+"""A model's headers from the Hub without its weights: each weight file becomes a sparse file of its true size.
+
+Only the beginning of each file is asked for (HTTP ranges); the ordinary readers then open what looks like the model.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..models.gguf import GgufFile
+from ..models.hub_choice import ModelChoiceError, choose
+from ..models.weight import CheckpointError
+
+if TYPE_CHECKING:
+    import httpx
+
+_FIRST = 4 << 20  # bytes of a GGUF file asked for at first: vocabularies take most of a header
+_MOST = 256 << 20
+
+
+def fetch_headers(model: str, folder: Path) -> Path:
+    """Fetch what ``model`` (``org/name[:QUANT]``) says of itself into ``folder``; what the readers open.
+
+    Raises:
+        ValueError: the Hub doesn't know the model, can't be reached, or holds nothing that fits.
+    """
+    import httpx
+    from huggingface_hub import HfApi, errors, hf_hub_url
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    repo, _, quant = model.partition(":")
+    try:
+        api = HfApi()
+        info = api.model_info(repo, files_metadata=True, timeout=20)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        chosen = choose(repo, sizes, quant or None)
+        with httpx.Client(headers=build_hf_headers(), follow_redirects=True, timeout=60) as client:
+            for name in _needed(chosen.files):
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _fetch(client, hf_hub_url(repo, name, revision=info.sha), target, sizes[name])
+    except ModelChoiceError as error:
+        raise ValueError(str(error)) from None
+    except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{repo}: its headers can't be had from the Hub: {reason}") from None
+    main = folder / chosen.main
+    return main if chosen.gguf else main.parent
+
+
+def _needed(files: tuple[str, ...]) -> list[str]:
+    side = ("config.json", "model.safetensors.index.json")
+    return [name for name in files if name in side or name.endswith((".gguf", ".safetensors"))]
+
+
+def _fetch(client: httpx.Client, url: str, target: Path, size: int) -> None:
+    if target.suffix == ".json":
+        target.write_bytes(_range(client, url, 0, size))
+    elif target.suffix == ".safetensors":
+        head = _range(client, url, 0, 8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        if not 0 < length <= min(size, _MOST):
+            raise ValueError(f"{target.name} is no safetensors file: its header would be {length} bytes long")
+        _write_sparse(target, head + _range(client, url, 8, length), size)
+    else:
+        _fetch_gguf(client, url, target, size)
+
+
+def _fetch_gguf(client: httpx.Client, url: str, target: Path, size: int) -> None:
+    """More and more of the beginning, until the header is whole."""
+    data = b""
+    while True:
+        want = min(size, max(_FIRST, 2 * len(data)))
+        data += _range(client, url, len(data), want - len(data))
+        _write_sparse(target, data, size)
+        try:
+            GgufFile(target).close()
+            return
+        except CheckpointError:  # zeros stand where the header goes on
+            if len(data) >= min(size, _MOST):
+                raise
+
+
+def _range(client: httpx.Client, url: str, start: int, count: int) -> bytes:
+    answer = client.get(url, headers={"Range": f"bytes={start}-{start + count - 1}"})
+    answer.raise_for_status()
+    content = answer.content
+    return content if answer.status_code == 206 else content[start : start + count]
+
+
+def _write_sparse(target: Path, data: bytes, size: int) -> None:
+    with target.open("wb") as file:
+        file.write(data)
+        file.truncate(max(size, len(data)))

@@ -1,0 +1,110 @@
+"""From what a user types to a shape: a path, a Hub id or ``demo``. Headers are read, weights never."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ..models.gguf_split import open_gguf_files
+from ..models.hf_config import text_part
+from ..models.hf_text import read_json
+from ..models.safetensors import SafeTensor, open_safetensors
+from .from_config import shape_from_config
+from .from_gguf import shape_from_gguf, sum_weights
+from .shape import ModelShape, Weights
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+?(?::[\w.-]+)?")
+_EXPERT = re.compile(r"\.experts\.")
+
+
+def open_shape(model: str) -> ModelShape:
+    """The shape of ``model``.
+
+    A .gguf file (any shard), a folder, a config.json, a Hub id (``org/name[:QUANT]``: its headers are fetched, a few
+    MB), or ``demo``.
+
+    Raises:
+        ValueError: no such model, or its headers can't be read; the message says why (``CheckpointError`` and the
+            Hub's own errors among them).
+    """
+    path = Path(model).expanduser()
+    if model == "demo":
+        from ..models.hub import resolve
+
+        path = resolve(model)
+    if path.exists():
+        return shape_of_path(path)
+    if not _HUB_ID.fullmatch(model) or model.endswith((".gguf", ".json")):
+        raise ValueError(f"{model!r} is no file or folder here (looked for {path.absolute()}), and no Hub id")
+    from .hub_headers import fetch_headers
+
+    with tempfile.TemporaryDirectory(prefix="bireme-plan-") as folder:
+        shape = shape_of_path(fetch_headers(model, Path(folder)))
+    return _renamed(shape, model)
+
+
+def shape_of_path(path: Path) -> ModelShape:
+    """The shape of a file or folder that exists."""
+    if path.is_file() and path.suffix == ".json":
+        return shape_from_config(read_json(path), str(path))
+    if path.is_dir() and (path / "config.json").is_file():
+        if any(path.glob("*.safetensors")):
+            return _shape_of_folder(path)
+        if not any(path.glob("*.gguf")):
+            return _renamed(shape_from_config(read_json(path / "config.json"), str(path / "config.json")), path.name)
+    files = open_gguf_files(path)
+    try:
+        return shape_from_gguf(files)
+    finally:
+        for file in files:
+            file.close()
+
+
+def _shape_of_folder(folder: Path) -> ModelShape:
+    config = read_json(folder / "config.json")
+    tensors = open_safetensors(folder)
+    try:
+        weights = _weights(config, {name: tensor for name, (_, tensor) in tensors.items()})
+    finally:
+        for file, _ in tensors.values():
+            file.close()
+    return _renamed(shape_from_config(config, str(folder / "config.json"), weights), folder.name)
+
+
+def _weights(config: dict[str, Any], tensors: dict[str, SafeTensor]) -> Weights:
+    inner = text_part(config)[0]
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    count = next((int(inner[name]) for name in names if inner.get(name)), 0)
+    used = int(inner.get("num_experts_per_tok") or inner.get("num_experts_per_token") or 0)
+    tied = not any(name.endswith("lm_head.weight") for name in tensors)
+    items = []
+    for name, tensor in tensors.items():
+        looked_up = not tied and name.endswith("embed_tokens.weight")
+        items.append((bool(_EXPERT.search(name)), looked_up, _elements(name, tensor, tensors), tensor.nbytes))
+    return sum_weights(items, count, used, "the safetensors headers")
+
+
+def _elements(name: str, tensor: SafeTensor, tensors: dict[str, SafeTensor]) -> int:
+    """Weights in a tensor: an MLX matrix's packed words count as what they hold, scales and biases as nothing."""
+    stem, _, part = name.rpartition(".")
+    packed = tensors.get(f"{stem}.weight")
+    if part in ("scales", "biases") and packed is not None and packed.dtype == "U32":
+        return 0
+    scales = tensors.get(f"{stem}.scales")
+    if part == "weight" and tensor.dtype == "U32" and scales is not None:
+        return 32 * prod(tensor.shape) // _bits(tensor, scales)
+    return prod(tensor.shape)
+
+
+def _bits(words: SafeTensor, scales: SafeTensor) -> int:
+    """Bits a weight: those that make the group one of MLX's sizes; of several the likeliest."""
+    group_bits = 32 * words.shape[-1] // scales.shape[-1]
+    return next((b for b in (4, 8, 6, 3, 5, 2) if group_bits % b == 0 and group_bits // b in (64, 32, 128, 16)), 4)
+
+
+def _renamed(shape: ModelShape, name: str) -> ModelShape:
+    return replace(shape, name=name)

@@ -1,0 +1,164 @@
+"""The plan: what a model and so many conversations take, how that compares with the memory, and what would change it.
+
+All arithmetic is that of ``core/memory.py``, which the engine's pool, its start-up line and its admission ask too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.memory import KV_ELEMENT_BYTES, kv_bytes, kv_bytes_per_token
+from .shape import ModelShape
+
+#: Bits a weight of usual quantisations, scales included (GGML's formats and mixes, measured on 8B models).
+QUANTS = {"Q8_0": 8.5, "Q6_K": 6.56, "Q5_K_M": 5.7, "Q4_K_M": 4.85, "Q3_K_M": 3.9}
+CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+CONCURRENCIES = (1, 2, 4, 8, 16, 20, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One change, alone, and what it leads to."""
+
+    change: str
+    total_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes are bytes, lengths tokens."""
+
+    model: ModelShape
+    concurrency: int
+    context: int
+    kv_cache_dtype: str
+    weight_bytes: int
+    buffer_bytes: int
+    memory_bytes: int | None  # the budget; None: none was given
+
+    @property
+    def element_bytes(self) -> float:
+        return KV_ELEMENT_BYTES[self.kv_cache_dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.model.layers, self.element_bytes)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of all conversations, each at its full context, none sharing anything."""
+        return self.kv_of(self.concurrency, self.context)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.buffer_bytes + self.kv_bytes
+
+    @property
+    def over_bytes(self) -> int | None:
+        """Above the budget; negative: left free."""
+        return None if self.memory_bytes is None else self.total_bytes - self.memory_bytes
+
+    @property
+    def room(self) -> int | None:
+        """What weights and buffers leave for K and V; at least 0."""
+        if self.memory_bytes is None:
+            return None
+        return max(0, self.memory_bytes - self.weight_bytes - self.buffer_bytes)
+
+    def kv_of(self, concurrency: int, context: int, dtype: str | None = None) -> int:
+        element = self.element_bytes if dtype is None else KV_ELEMENT_BYTES[dtype]
+        return concurrency * kv_bytes(self.model.layers, context, element)
+
+    def conversations(self, context: int) -> int | None:
+        """How many of ``context`` tokens fit; None without a budget or without a cache to count."""
+        one = self.kv_of(1, context)
+        return None if self.room is None or not one else self.room // one
+
+    def longest(self) -> int | None:
+        """The longest context at which all conversations fit; None without a budget."""
+        if self.room is None or not self.kv_bytes_per_token:
+            return None
+        low, high = 0, 1 << 24
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.kv_of(self.concurrency, middle) <= self.room else (low, middle - 1)
+        return low
+
+    def levers(self) -> list[Lever]:
+        """Changes that make room, each taken alone."""
+        if self.memory_bytes is None:
+            return []
+        rest, found = self.weight_bytes + self.buffer_bytes, []
+        fitting, longest = self.conversations(self.context) or 0, self.longest() or 0
+        if 0 < fitting < self.concurrency:
+            text = f"{fitting} conversations instead of {self.concurrency}"
+            found.append(self._lever(text, rest + self.kv_of(fitting, self.context)))
+        if 0 < longest < self.context:
+            text = f"{longest} tokens of context instead of {self.context}"
+            found.append(self._lever(text, rest + self.kv_of(self.concurrency, longest)))
+        for dtype in ("int8", "q4_0"):
+            if KV_ELEMENT_BYTES[dtype] < self.element_bytes:
+                found.append(
+                    self._lever(f"KV cache in {dtype}", rest + self.kv_of(self.concurrency, self.context, dtype))
+                )
+        return [*found, *self._smaller_weights()]
+
+    def _smaller_weights(self) -> list[Lever]:
+        count = self.model.weights.parameters
+        sizes = {} if count is None else {name: round(count * bits / 8) for name, bits in QUANTS.items()}
+        smaller = [(name, size) for name, size in sizes.items() if size < 0.95 * self.weight_bytes]
+        rest = self.buffer_bytes + self.kv_bytes
+        levers = [self._lever(f"weights in {name} (about {size / 1e9:.1f} GB)", rest + size) for name, size in smaller]
+        first = next((i for i, lever in enumerate(levers) if lever.fits), len(levers) - 1)
+        return levers[: first + 1]
+
+    def _lever(self, change: str, total: int) -> Lever:
+        assert self.memory_bytes is not None
+        return Lever(change, total, total <= self.memory_bytes)
+
+    def exchange(self) -> tuple[Sequence[int], list[tuple[int, list[int]]]]:
+        """(contexts, rows of (conversations, total bytes at each context))."""
+        most = self.model.max_position or CONTEXTS[-1]
+        contexts = sorted({*(c for c in CONTEXTS if c <= most), self.context})
+        rest = self.weight_bytes + self.buffer_bytes
+        rows = [
+            (count, [rest + self.kv_of(count, context) for context in contexts])
+            for count in sorted({*CONCURRENCIES, self.concurrency})
+        ]
+        return contexts, rows
+
+    def as_dict(self) -> dict[str, object]:
+        """What ``--json`` prints."""
+        weights = self.model.weights
+        return {
+            "model": self.model.name,
+            "quantization": self.model.quantization,
+            "parameters": weights.parameters,
+            "active_parameters": weights.active_parameters,
+            "weights_from": weights.source,
+            "concurrency": self.concurrency,
+            "context": self.context,
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_bytes": self.kv_bytes,
+            "weight_bytes": self.weight_bytes,
+            "active_weight_bytes": weights.active_bytes,
+            "buffer_bytes": self.buffer_bytes,
+            "total_bytes": self.total_bytes,
+            "memory_bytes": self.memory_bytes,
+            "over_bytes": self.over_bytes,
+            "fits": None if self.over_bytes is None else self.over_bytes <= 0,
+            "pool_tokens": self._pool_tokens(),
+            "conversations": {str(c): self.conversations(c) for c in CONTEXTS} if self.room is not None else {},
+            "longest_context": self.longest(),
+            "levers": [
+                {"change": lever.change, "total_bytes": lever.total_bytes, "fits": lever.fits}
+                for lever in self.levers()
+            ],
+            "notes": list(self.model.notes),
+        }
+
+    def _pool_tokens(self) -> int | None:
+        return None if self.room is None or not self.kv_bytes_per_token else self.room // self.kv_bytes_per_token

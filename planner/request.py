@@ -1,0 +1,76 @@
+"""From what was asked, as people write it, to a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..core.memory import KV_ELEMENT_BYTES, LayerCache
+from ..server.sizes import parse_size
+from .devices import FORMS, held_on
+from .plan import Plan
+from .shape import ModelShape, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Sizes are text such as ``16GB``; None: what the model and the device give."""
+
+    concurrency: int = 20
+    context: int = 4096
+    kv_cache_dtype: str | None = None
+    device: str = "any"
+    memory: str | None = None
+    weights: str | None = None
+    buffers: str | None = None
+    max_num_batched_tokens: int = 2048
+
+
+def typed_shape(
+    layers: int | None, kv_heads: int | None, head_dim: int | None, window: int | None, global_every: int | None
+) -> ModelShape:
+    """A shape of numbers alone.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    for name, value in (("--layers", layers), ("--kv-heads", kv_heads), ("--head-dim", head_dim)):
+        if value is None:
+            raise ValueError(f"{name} is missing: without a model --layers, --kv-heads and --head-dim are all needed")
+    assert layers and kv_heads and head_dim
+    kept = tuple(
+        LayerCache(2 * kv_heads * head_dim, None if global_every and (i + 1) % global_every == 0 else window)
+        for i in range(layers)
+    )
+    return ModelShape(f"{layers} layers, {kv_heads} KV heads of {head_dim}", kept, Weights(0, 0))
+
+
+def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
+    """The plan.
+
+    Raises:
+        ValueError: an unknown device or type of the cache, a size that is none, a context beyond the model's.
+    """
+    if asked.device not in FORMS:
+        raise ValueError(f"device is {asked.device!r}; it must be one of {', '.join(FORMS)}")
+    dtype = asked.kv_cache_dtype or FORMS[asked.device][1]
+    if dtype not in KV_ELEMENT_BYTES:
+        raise ValueError(f"kv-cache-dtype is {dtype!r}; it must be one of {', '.join(KV_ELEMENT_BYTES)}")
+    if shape.max_position is not None and asked.context > shape.max_position:
+        raise ValueError(f"context is {asked.context} tokens; the model was made for {shape.max_position} at most")
+    model = held_on(shape, asked.device)
+    if asked.weights is not None:
+        size = parse_size(asked.weights)
+        scale = size / model.weights.total_bytes if model.weights.total_bytes else 1.0
+        known = replace(model.weights, expert_bytes=round(model.weights.expert_bytes * scale), source="typed in")
+        active = round(model.weights.active_bytes * scale) if model.weights.active_bytes else size
+        model = replace(model, weights=replace(known, total_bytes=size, active_bytes=active))
+    buffers = model.buffers(asked.max_num_batched_tokens, asked.concurrency)
+    return Plan(
+        model=model,
+        concurrency=asked.concurrency,
+        context=asked.context,
+        kv_cache_dtype=dtype,
+        weight_bytes=model.weights.total_bytes,
+        buffer_bytes=buffers if asked.buffers is None else parse_size(asked.buffers),
+        memory_bytes=None if asked.memory is None else parse_size(asked.memory),
+    )

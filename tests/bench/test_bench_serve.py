@@ -1,0 +1,322 @@
+"""``bireme bench serve`` against servers whose right numbers are known: the known faults of benchmarks (kind E)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_sse import DONE, HEAD, event, serving, text, usage
+from typer.testing import CliRunner
+
+from bireme.bench.arrivals import gap_variation, ramp, schedule
+from bireme.bench.capacity import measure_capacity
+from bireme.bench.data import DataSpec, IdSource, WordSource, draw
+from bireme.bench.level import Load, Spread, summarise
+from bireme.bench.load import Prompt, Sample, Session, Target, closed_samples, open_samples
+from bireme.bench.objective import Objective, parse_objective
+from bireme.bench.serve import Plan, Runner, search
+from bireme.server.cli import app
+
+
+async def good(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+    """Four tokens in two chunks, at once."""
+    writer.write(HEAD + text("one two ") + text("three four", "length") + usage(4, 11, 3) + DONE)
+
+
+def bench(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bench", "serve", *arguments])
+
+
+def one_level(url: str, count: int, concurrency: int, objective: Objective | None = None) -> Any:
+    sessions = [Session((Prompt("x", 100),))] * count
+    samples = asyncio.run(closed_samples(Target(url, "fake"), sessions, concurrency))
+    return summarise(samples, Load("closed", concurrency, None), objective)
+
+
+def test_tokens_are_not_chunks() -> None:
+    """E01: 100 tokens in 25 chunks, 10 ms apart."""
+
+    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        writer.write(HEAD)
+        for _ in range(25):
+            writer.write(text("four tokens in one"))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        writer.write(text("", "length") + usage(100) + DONE)
+
+    with serving(answer) as url:
+        level = one_level(url, 1, 1)
+    assert (level.output_tokens, level.tokens_from) == (100, "usage")
+    chunk, token = level.spreads["inter_chunk"].mean, level.spreads["itl"].mean
+    assert chunk >= 10 and token == pytest.approx(chunk / 4)
+    assert level.peak_tokens_per_second >= level.output_throughput
+
+
+def test_the_first_token_is_the_first_text() -> None:
+    """E02: a role chunk and a comment at once, text after 0.3 s; a stream without text gives no sample."""
+
+    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        role = event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        writer.write(HEAD + role + b": ping\n\n")
+        await writer.drain()
+        if number % 2:
+            writer.write(DONE)
+            return
+        await asyncio.sleep(0.3)
+        writer.write(text("now", "stop") + usage(1) + DONE)
+
+    with serving(answer) as url:
+        level = one_level(url, 4, 1)
+    assert level.spreads["ttft"].n == 2 and level.failures == {"no token": 2}
+    assert 290 < level.spreads["ttft"].percentiles[50] < 2000
+
+
+def test_failures_never_improve_the_numbers() -> None:
+    """E04: 50 % 503, 10 % empty, 10 % error event, the rest good after 0.1 s."""
+
+    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        kind = number % 10
+        if kind < 5:
+            writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        elif kind == 5:
+            writer.write(HEAD + DONE)
+        elif kind == 6:
+            writer.write(HEAD + text("x") + event(error={"message": "broken"}) + DONE)
+        else:
+            await asyncio.sleep(0.1)
+            writer.write(HEAD + text("good", "stop") + usage(7) + DONE)
+
+    objective = Objective({"ttft": 60_000, "e2el": 1})
+    with serving(answer) as url:
+        level = one_level(url, 40, 1, objective)
+    assert (level.completed, level.failed, level.rejected) == (12, 28, 20)
+    assert level.failures == {"HTTP 503": 20, "no token": 4, "error event": 4}
+    assert level.spreads["e2el"].n == 12 and level.spreads["e2el"].percentiles[50] >= 99
+    assert level.output_throughput == pytest.approx(12 * 7 / level.duration)
+    assert level.attainment.by_metric == {"ttft": 12 / 40, "e2el": 0}
+    assert level.attainment.good == 0 == level.goodput
+
+
+def test_a_stall_counts_for_everyone_who_waited() -> None:
+    """E06, ten times faster: 100 requests a second for 3 s, the server stands still from 1 s to 2 s."""
+    began: list[float] = []
+
+    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        now = asyncio.get_running_loop().time()
+        began.append(now)
+        into = now - began[0]
+        if 1 <= into < 2:
+            await asyncio.sleep(2 - into)
+        writer.write(HEAD + text("x", "stop") + usage(1) + DONE)
+
+    due = schedule(300, 100, float("inf"))
+    with serving(answer) as url:
+        samples = asyncio.run(open_samples(Target(url, "fake"), [Session((Prompt("x", 1),))] * 300, due))
+    level = summarise(samples, Load("open", None, 100))
+    starts = [sample.due for sample in samples]
+    assert max(starts) - min(starts) == pytest.approx(due[-1] - due[0])  # the schedule is what it was before the run
+    assert level.completed == 300
+    assert level.spreads["e2el"].percentiles[99] > 600  # a generator that waits for answers would see next to none
+    assert sum(value > 100 for value in level.series["e2el_ms"]) >= 80
+    assert level.max_send_lag_ms >= 0
+
+
+def test_a_capped_open_loop_shows_the_wait() -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        await asyncio.sleep(0.1)
+        writer.write(HEAD + text("x", "stop") + usage(1) + DONE)
+
+    with serving(answer) as url:
+        sessions = [Session((Prompt("x", 1),))] * 5
+        samples = asyncio.run(open_samples(Target(url, "fake"), sessions, [0.0] * 5, max_concurrency=1))
+    level = summarise(samples, Load("open", 1, float("inf")))
+    assert level.max_concurrent == 1
+    assert level.max_send_lag_ms >= 400
+    assert level.spreads["ttft"].percentiles[99] >= 500
+
+
+def test_percentiles_are_nearest_rank_and_carry_their_n() -> None:
+    """E08."""
+    spread = Spread.of([float(value) for value in np.random.default_rng(1).permutation(np.arange(1, 101))])
+    assert (spread.n, spread.percentiles) == (100, {50: 50, 90: 90, 95: 95, 99: 99})
+    assert Spread.of([3.0, 1.0, 2.0]).percentiles == {50: 2, 90: 3, 95: 3, 99: 3}
+    assert Spread.of([]).percentiles[99] is None and Spread.of([]).mean is None
+
+
+@pytest.mark.parametrize(("burstiness", "spread"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5), (float("inf"), 0.0)])
+def test_arrivals_are_gamma(burstiness: float, spread: float) -> None:
+    due = schedule(4000, 8, burstiness, seed=3)
+    assert due[-1] == pytest.approx(500)
+    assert due == sorted(due) == schedule(4000, 8, burstiness, seed=3)
+    assert gap_variation(due) == pytest.approx(spread, abs=0.12)
+
+
+def test_ramps_go_from_rate_to_rate() -> None:
+    for strategy in ("linear", "exponential"):
+        gaps = np.diff(ramp(1000, 2, 20, strategy, 1e6))
+        assert 1 / gaps[0] == pytest.approx(2, rel=0.05) and 1 / gaps[-1] == pytest.approx(20, rel=0.05)
+    with pytest.raises(ValueError, match="request-rate is 0"):
+        schedule(3, 0)
+    assert schedule(2, float("inf")) == [0, 0]
+
+
+def test_four_levels_with_json_and_html(tmp_path: Path) -> None:
+    found, report = tmp_path / "run.json", tmp_path / "run.html"
+    with serving(good) as url:
+        arguments = [
+            "--url",
+            url,
+            "--concurrency",
+            "1,2,3,4",
+            "--num-prompts",
+            "6",
+            "--goodput",
+            "ttft:9000",
+            "tpot:9000",
+        ]
+        result = bench(*arguments, "--json", str(found), "--html", str(report))
+    assert result.exit_code == 0, result.output
+    run = json.loads(found.read_text(encoding="utf-8"))
+    assert [level["max_concurrency"] for level in run["levels"]] == [1, 2, 3, 4]
+    level = run["levels"][-1]
+    wanted = {"completed": 6, "failed": 0, "total_input_tokens": 66, "total_cached_tokens": 18}
+    assert wanted.items() <= level.items()
+    assert level["total_output_tokens"] == 24 and level["loop"] == "closed"
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        assert {f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p50", "p90", "p95", "p99")} <= level.keys()
+    assert level["slo_attainment"] == 1 and level["request_goodput"] == pytest.approx(level["request_throughput"])
+    page = report.read_text(encoding="utf-8")
+    assert page.count("<svg") == 5 and not re.search(r"(src|href)=", page)
+    both = bench("--compare", str(found), str(found))
+    assert both.exit_code == 0 and "ratio" in both.output and "1.00" in both.output
+
+
+def test_failures_are_loud() -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        writer.write(b"HTTP/1.1 429 Full\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    with serving(answer) as url:
+        result = bench(
+            "--url", url, "--model", "fake", "--tokenizer", "demo", "--concurrency", "1", "--num-prompts", "3"
+        )
+    assert result.exit_code == 1
+    assert "3 of 3 requests FAILED: 3 x HTTP 429" in result.output
+
+
+def test_paired_mode_alternates() -> None:
+    async def slow(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        await asyncio.sleep(0.15)
+        await good(writer, number, body)
+
+    with serving(good) as fast, serving(slow) as other:
+        result = bench("--url", fast, "--against", other, "--concurrency", "1", "--num-prompts", "3", "--rounds", "2")
+    assert result.exit_code == 0, result.output
+    ratio = re.search(r"tok/s out\s+([\d.]+)\s+\(([\d.]+) to ([\d.]+), 2 rounds\)", result.output)
+    assert ratio is not None and float(ratio[1]) > 1.5
+
+
+def test_the_search_finds_where_the_objective_breaks() -> None:
+    """A server with three places: with more users than that, the wait doubles."""
+
+    class Places:
+        def __init__(self) -> None:
+            self.free = asyncio.Semaphore(3)
+
+    places = Places()
+
+    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        async with places.free:
+            await asyncio.sleep(0.2)
+        await good(writer, number, body)
+
+    objective = Objective({"ttft": 380.0})
+    with serving(answer) as url:
+        plan = Plan(DataSpec(output_len=4), concurrencies=(1,), num_prompts=16, objective=objective, warmups=0)
+        best = search(Runner(Target(url, "fake"), plan, WordSource()), 1)
+    assert best == Load("closed", 3, None)
+
+
+def test_chats_carry_their_answers_on() -> None:
+    seen: list[int] = []
+
+    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        seen.append(len(body["messages"]))
+        assert [m["role"] for m in body["messages"]] == (["user", "assistant"] * 9)[: len(body["messages"])]
+        await good(writer, number, body)
+
+    drawn = draw(DataSpec("multiturn", turns=3), WordSource(), 3)
+    with serving(answer) as url:
+        samples = asyncio.run(closed_samples(Target(url, "fake"), drawn.sessions, 1))
+    assert seen == [1, 3, 5] and [sample.text for sample in samples] == ["one two three four"] * 3
+
+
+def test_data_sets(tmp_path: Path) -> None:
+    ids = IdSource(1000)
+    first, second = (draw(DataSpec(input_len=50, range_ratio=0.2), ids, 40, number) for number in (0, 1))
+    lengths = {len(session.turns[0].content) for session in first.sessions}
+    assert min(lengths) >= 40 and max(lengths) <= 60 and len(lengths) > 5
+    assert first.sessions != second.sessions  # a level's prompts are its own
+    assert first.sessions == draw(DataSpec(input_len=50, range_ratio=0.2), ids, 40, 0).sessions
+    shared = draw(DataSpec("prefix", prefix_len=30, num_prefixes=2, input_len=5), ids, 20)
+    assert len({session.turns[0].content[:30] for session in shared.sessions}) == 2
+    path = tmp_path / "file"
+    turns = [{"from": "human", "value": "a b c d e f"}, {"from": "gpt", "value": "g " * 20}]
+    path.write_text(json.dumps([{"conversations": turns}, {"conversations": turns[:1]}]), encoding="utf-8")
+    (chat,) = draw(DataSpec("sharegpt", path), WordSource(1.0), 1).sessions
+    assert (chat.turns[0].content, chat.turns[0].max_tokens) == ("a b c d e f", 20)
+    path.write_text('{"prompt": [1, 2, 3], "max_tokens": 9}\n{"prompt": "text", "max_tokens": 9}\n', encoding="utf-8")
+    found = {session.turns[0].content for session in draw(DataSpec("jsonl", path), ids, 2).sessions}
+    assert found == {(1, 2, 3), "text"}
+
+
+def test_traces_keep_their_times_and_shared_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 3500, "input_length": 600, "output_length": 2, "hash_ids": [1, 3]},
+        {"timestamp": 1000, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    drawn = draw(DataSpec("trace", path), IdSource(1000), 10)
+    assert drawn.due == [0, 2.5]
+    a, b = (session.turns[0] for session in drawn.sessions)
+    assert (len(a.content), len(b.content), a.max_tokens) == (700, 600, 3)
+    assert a.content[:512] == b.content[:512] and a.content[512] != b.content[512]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--concurrency", "1", "--request-rate", "2"], "give either --concurrency"),
+        (["--concurrency", "one"], "concurrency is 'one'"),
+        (["--find-goodput"], "needs an objective"),
+        (["--goodput", "speed:3"], "goodput names 'speed'"),
+        (["--goodput", "ttft:soon"], "no number of milliseconds"),
+        (["--dataset", "poems"], "dataset is 'poems'"),
+        (["--dataset", "trace"], "needs --dataset-path"),
+        (["--url", "http://127.0.0.1:1/v1"], "gives no model"),
+        (["--compare", "nowhere.json", "nowhere.json"], "no result of"),
+    ],
+)
+def test_bad_input_is_named(arguments: list[str], message: str) -> None:
+    result = bench(*arguments)
+    assert result.exit_code == 2 and message in " ".join(result.output.split())
+
+
+def test_objectives() -> None:
+    found = parse_objective(["ttft:1000", "tpot:50,e2el:9000"])
+    assert found is not None and dict(found.bounds) == {"ttft": 1000, "tpot": 50, "e2el": 9000}
+    single = Sample(due=0.0, sent=0.0, first=0.5, last=0.5, end=0.5, chunks=1, tokens=1, finished=True)
+    assert found.met(single) == {"ttft": True, "tpot": True, "e2el": True}
+    late = Sample(due=0.0, sent=1.0, first=1.5, last=1.5, end=1.5, chunks=1, tokens=1, finished=True)
+    assert not found.met(late)["ttft"]  # from when it was due
+
+
+def test_the_generator_knows_its_own_limit() -> None:
+    capacity = measure_capacity(0.2)
+    assert capacity.requests_per_second > 5
+    assert capacity.chunks_per_second == pytest.approx(64 * capacity.requests_per_second)

@@ -1,0 +1,135 @@
+"""The KV pool is written in place, read by selection, and given back."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from bireme.backends.mlx import ops, step
+from bireme.backends.mlx.kv import KVPool
+from bireme.backends.mlx.library import mx
+from bireme.models.config import ModelConfig
+
+POOL = 96 << 20  # bytes; far more than a step of a tiny model needs
+ONE_ARRAY = POOL // 6  # three layers, K and V
+
+
+def ids(count: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(count).integers(0, 320, count)]
+
+
+def extra_bytes(work) -> int:
+    """The most memory held at once during ``work`` beyond what was held before it."""
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    work()
+    mx.synchronize()
+    return max(0, mx.get_peak_memory() - before)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_writing_a_few_tokens_copies_no_pool(tiny, on_mlx, in_flight):
+    """Also with the next step always built before the last is read."""
+    driver = on_mlx(tiny("llama").folder, kv_cache_memory=POOL, max_in_flight=in_flight)
+    pools = driver.backend._kv.arrays
+    assert min(pool.nbytes for pool in pools) == max(pool.nbytes for pool in pools) > ONE_ARRAY * 0.99
+    tracks = [driver.add(ids(20 + n), row=n) for n in range(4)]
+    driver.step([(track, track.pending) for track in tracks])
+
+    def steps() -> None:
+        sent = []
+        for _ in range(12):
+            sent.append(driver.submit([(track, 1) for track in tracks]))
+            if len(sent) == in_flight:
+                driver.collect(sent.pop(0))
+        for one in sent:
+            driver.collect(one)
+
+    assert extra_bytes(steps) < ONE_ARRAY / 4
+    chunk = driver.add(ids(300), row=5)
+    assert extra_bytes(lambda: driver.step([(chunk, 300), (tracks[0], 1)])) < ONE_ARRAY
+
+
+def test_copying_blocks_copies_no_pool(tiny, on_mlx):
+    driver = on_mlx(tiny("llama").folder, kv_cache_memory=POOL)
+    track = driver.add(ids(40))
+    driver.step([(track, 40)])
+    assert extra_bytes(lambda: driver.step([(track, 1)], copies=[(track.blocks[0], 900), (901, 902)])) < ONE_ARRAY / 4
+
+
+def test_the_guard_would_see_a_copy(tiny, on_mlx):
+    """A view that lives on is all it takes; then the write copies the pool, and the measure above shows it."""
+    driver = on_mlx(tiny("llama").folder, kv_cache_memory=POOL)
+    track = driver.add(ids(20))
+    driver.step([(track, 20)])
+    view = driver.backend._kv.keys[0][3:5]
+    mx.eval(view)
+    held = [driver.backend._kv.keys[1].reshape(-1)]
+    mx.eval(held)
+    assert extra_bytes(lambda: driver.step([(track, 1)])) > ONE_ARRAY / 2
+
+
+def test_both_ways_to_gather_agree():
+    config = ModelConfig("llama", 10, 8, 8, 1, 4, 2, 8, 64, 1e-5)
+    pool = KVPool(config, 6, 4, mx.float32)
+    rng = np.random.default_rng(0)
+    stored = rng.standard_normal((6, 4, 2, 8)).astype(np.float32)
+    pool.keys[0], pool.values[0] = mx.array(stored), mx.array(-stored)
+    slots = rng.integers(0, 24, (3, 7)).astype(np.int32)
+    wanted = stored.reshape(24, 2, 8)[slots].swapaxes(1, 2)
+    for by_head in (False, True):
+        pool.by_head = by_head
+        keys, values = pool.gather(0, pool.read(mx.array(slots)))
+        np.testing.assert_array_equal(np.array(keys), wanted)
+        np.testing.assert_array_equal(np.array(values), -wanted)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_garbage_that_nobody_owns_is_never_seen(tiny, on_mlx, name):
+    """NaN fills the pool; sequences of many lengths share groups, and half-filled blocks are NaN behind their end."""
+    driver = on_mlx(tiny(name).folder)
+    prompts = [ids(n) for n in (1, 15, 16, 17, 40, 90)]
+    wanted = driver.generate([driver.add(p, row=n) for n, p in enumerate(prompts)], 20)
+    dirty = on_mlx(tiny(name).folder)
+    for pool in dirty.backend._kv.arrays:
+        pool[:] = float("nan")
+    tracks = [dirty.add(p, row=n) for n, p in enumerate(prompts)]
+    assert dirty.generate(tracks, 20, chunk=11) == wanted
+    assert not any(any(track.nan) for track in tracks)
+
+
+def test_a_long_prompt_has_a_bounded_workspace(tiny, on_mlx, monkeypatch):
+    """500 queries over 500 keys in 4 heads are a million scores; in tiles of 16 they come in pieces of 32,000."""
+    prompt = ids(500)
+    whole = on_mlx(tiny("llama").folder)
+    wanted = whole.generate([whole.add(prompt)], 4)
+    monkeypatch.setattr(step, "TILE", 500)
+    free = on_mlx(tiny("llama").folder)
+    at_once = extra_bytes(lambda: free.step([(free.add(prompt), 500)]))
+    monkeypatch.setattr(step, "GROUP_ELEMENTS", 1000)
+    monkeypatch.setattr(ops, "QUEUED_ELEMENTS", 1000)
+    driver = on_mlx(tiny("llama").folder, max_in_flight=2)
+    track = driver.add(prompt)
+    tiled = extra_bytes(lambda: driver.step([(track, 500)]))
+    assert tiled < at_once / 2
+    assert driver.generate([track], 4) == wanted
+
+
+def test_close_gives_all_memory_back(tiny, on_mlx):
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    driver = on_mlx(tiny("llama").folder, kv_cache_memory=POOL)
+    track = driver.add(ids(9))
+    driver.generate([track], 3)
+    sent = driver.submit([(track, 1)])  # one is still under way
+    assert mx.get_active_memory() - before > POOL * 0.99
+    driver.backend.close()
+    del sent
+    gc.collect()
+    assert mx.get_active_memory() - before < 1 << 20
+    assert mx.get_cache_memory() == 0

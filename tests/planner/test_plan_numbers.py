@@ -1,0 +1,270 @@
+"""The plan's numbers: known cases, every lever, and what the engine really allocates."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFWriter
+from typer.testing import CliRunner
+
+from bireme.core.config import EngineConfig
+from bireme.core.memory import KV_ELEMENT_BYTES, kv_bytes, kv_bytes_per_token, plan_memory
+from bireme.planner.architectures import layer_kinds
+from bireme.planner.chips import CHIPS, find_chip
+from bireme.planner.from_config import shape_from_config
+from bireme.planner.open import open_shape
+from bireme.planner.request import PlanRequest, make_plan, typed_shape
+from bireme.planner.roofline import Roofline
+from bireme.planner.show import render
+from bireme.server.cli import app
+
+CASES = json.loads((Path(__file__).parents[1] / "data/planner/cases.json").read_text(encoding="utf-8"))
+TYPED = ["--layers", "36", "--kv-heads", "8", "--head-dim", "128", "--weights", "5GB", "--buffers", "1GB"]
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["plan", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_known_shapes(case: dict[str, Any], tmp_path: Path) -> None:
+    """E09, through the function and through the command line."""
+    shape = shape_from_config(case["config"], "config.json")
+    assert kv_bytes(shape.layers, case["context"]) == case["kv_bytes"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(case["config"] | {"max_position_embeddings": 131072}), encoding="utf-8")
+    found = run(str(path), "--concurrency", "3", "--context", str(case["context"]), "--kv-cache-dtype", "f16")
+    assert found["kv_bytes"] == 3 * case["kv_bytes"]
+
+
+def test_eight_billion_on_sixteen_gigabytes() -> None:
+    found = run(*TYPED, "--memory", "16GB", "--concurrency", "20", "--context", "4096")
+    assert found["kv_bytes_per_token"] == 144 * 1024
+    assert found["kv_bytes"] == 81_920 * 144 * 1024 == 12_079_595_520
+    assert found["total_bytes"] == 18_079_595_520
+    assert found["over_bytes"] == 2_079_595_520
+    levers = {lever["change"]: lever for lever in found["levers"]}
+    assert levers["KV cache in int8"]["fits"]
+    assert levers["16 conversations instead of 20"]["total_bytes"] == 6 * 10**9 + 16 * 4096 * 147_456 <= 16 * 10**9
+    assert 6 * 10**9 + 17 * 4096 * 147_456 > 16 * 10**9
+    fitting = run(*TYPED, "--memory", "16GB", "--kv-cache-dtype", "int8")
+    assert fitting["over_bytes"] < 0 and fitting["fits"]
+
+
+def test_ten_gibibytes_of_kv() -> None:
+    shape = typed_shape(36, 8, 128, None, None)
+    plan = make_plan(shape, PlanRequest(memory="10GiB"))
+    assert [plan.conversations(context) for context in (4096, 2048, 16384)] == [17, 35, 4]
+    assert plan.as_dict()["pool_tokens"] == 72_817
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "q4_0"])
+def test_quantised_kv_is_in_the_estimate(dtype: str) -> None:
+    """E11: scales included."""
+    plain, found = run(*TYPED), run(*TYPED, "--kv-cache-dtype", dtype)
+    per_element = {"f16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}[dtype]
+    assert found["kv_bytes"] == plain["kv_bytes"] * per_element / 2
+
+
+def test_the_longest_context_is_the_longest() -> None:
+    plan = make_plan(typed_shape(62, 16, 128, 1024, 6), PlanRequest(memory="16GB", weights="9GB", concurrency=3))
+    longest, room = plan.longest(), plan.room
+    assert longest is not None and room is not None and longest > 1024
+    assert plan.kv_of(3, longest) <= room < plan.kv_of(3, longest + 1)
+
+
+MLA = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 2048,
+    "intermediate_size": 18432,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "fp8"},
+}
+
+
+def test_latent_attention_and_experts() -> None:
+    """DeepSeek-V3: 70,272 bytes a token at 16 bits; 671 B parameters, 37 B of them at work (arXiv:2412.19437)."""
+    shape = shape_from_config(MLA, "config.json")
+    assert kv_bytes_per_token(shape.layers) == 61 * (512 + 64) * 2
+    weights = shape.weights
+    assert weights.parameters == pytest.approx(671e9, rel=0.01)
+    assert weights.active_parameters == pytest.approx(37e9, rel=0.02)
+    assert weights.total_bytes == weights.parameters
+    roof = Roofline(CHIPS["h200"], shape, 70_272)
+    assert roof.decode_tokens_per_second(1, 1) == pytest.approx(4800e9 / weights.active_bytes, rel=0.001)
+    assert weights.read_bytes(1) == pytest.approx(weights.active_bytes)
+    assert weights.read_bytes(100_000) < weights.total_bytes  # the embedding's rows are looked up
+
+
+HYBRID = {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 48,
+    "full_attention_interval": 4,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_recurrent_layers_keep_a_state_and_no_tokens() -> None:
+    shape = shape_from_config(HYBRID, "config.json")
+    assert kv_bytes_per_token(shape.layers) == 12 * 2 * 2 * 256 * 2
+    state = 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
+    assert kv_bytes(shape.layers, 1000) == 1000 * 24576 + 36 * state
+    same = {**HYBRID, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12}
+    assert shape_from_config(same, "config.json").layers == shape.layers
+
+
+def test_unknown_kinds_of_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="layer_types names 'quantum'"):
+        layer_kinds({"layer_types": ["quantum"]}, 1)
+    with pytest.raises(ValueError, match="2 entries; num_hidden_layers is 3"):
+        layer_kinds({"layer_types": ["full_attention"] * 2}, 3)
+
+
+def write_moe(path: Path) -> None:
+    """A mixture-of-experts GGUF file with a windowed layer pattern and per-layer kv heads, as no loader here runs."""
+    import numpy as np
+
+    writer = GGUFWriter(path, "gpt-oss")
+    writer.add_block_count(4)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv([2, 2, 0, 2])
+    writer.add_key_length(32)
+    writer.add_value_length(32)
+    writer.add_context_length(8192)
+    writer.add_sliding_window(128)
+    writer.add_expert_count(8)
+    writer.add_expert_used_count(2)
+    writer.add_tensor("token_embd.weight", np.zeros((100, 64), np.float16))
+    writer.add_tensor("output.weight", np.zeros((100, 64), np.float16))
+    for layer in range(4):
+        writer.add_tensor(f"blk.{layer}.ffn_up_exps.weight", np.zeros((8, 64, 64), np.float16))
+        writer.add_tensor(f"blk.{layer}.attn_q.weight", np.zeros((128, 64), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_gguf_of_any_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "moe.gguf"
+    write_moe(path)
+    shape = open_shape(str(path))
+    held = 2 * 2 * 32
+    assert [(layer.elements, layer.window) for layer in shape.layers] == [
+        (held, 128),
+        (held, None),
+        (0, None),
+        (held, None),
+    ]
+    weights = shape.weights
+    experts, rest = 4 * 8 * 64 * 64, 4 * 128 * 64 + 100 * 64
+    assert weights.parameters == experts + rest + 100 * 64
+    assert weights.total_bytes == 2 * weights.parameters
+    assert weights.active_parameters == experts // 4 + rest
+    assert weights.read_bytes(1) == weights.active_bytes == 2 * (experts // 4 + rest)
+
+
+@pytest.mark.parametrize("precision", ["fast", "exact"])
+def test_the_plan_is_what_the_engine_allocates(precision: str, demo_model: Path) -> None:
+    """E12: weights, K and V, each within 5 percent, by the size of what the loaded model really holds."""
+    pytest.importorskip("torch", reason="the CPU backend needs torch")
+    from bireme.backends.options import BackendOptions
+    from bireme.backends.select import load_backend
+    from bireme.models.checkpoint import open_checkpoint
+
+    device = "cpu" if precision == "fast" else "cpu-exact"
+    plan = make_plan(open_shape(str(demo_model)), PlanRequest(concurrency=2, context=512, device=device))
+    config = EngineConfig(max_num_seqs=2, max_model_len=512, kv_cache_memory=plan.kv_bytes)
+    checkpoint = open_checkpoint(demo_model)
+    backend: Any = load_backend("cpu", checkpoint, config, BackendOptions(cpu_precision=precision, threads=1))
+    try:
+        info, pool = backend.info, backend._ops.kv
+        assert plan.weight_bytes == pytest.approx(info.weight_bytes, rel=0.05)
+        assert plan.kv_bytes_per_token == info.kv_bytes_per_token
+        assert info.num_blocks * info.block_size == 2 * 512
+        tensors = [t for pair in zip(pool.keys, pool.values, strict=True) for t in pair]
+        assert sum(t.numel() * t.element_size() for t in tensors) == pytest.approx(plan.kv_bytes, rel=0.05)
+    finally:
+        backend.close()
+        checkpoint.close()
+
+
+def test_plan_and_pool_agree() -> None:
+    """The same room holds as many tokens by the plan as the engine's pool gets, up to a block."""
+    plan = make_plan(typed_shape(36, 8, 128, None, None), PlanRequest(memory="16GB", weights="5GB", buffers="1GB"))
+    pool = plan_memory(
+        weight_bytes=plan.weight_bytes,
+        buffer_bytes=plan.buffer_bytes,
+        kv_bytes_per_token=plan.kv_bytes_per_token,
+        block_size=16,
+        available_bytes=16 * 10**9,
+    )
+    tokens = plan.as_dict()["pool_tokens"]
+    assert isinstance(tokens, int) and 0 <= tokens - pool.tokens < 16
+    assert pool.conversations == plan.conversations(4096)
+
+
+def test_text_shows_the_bar_the_levers_and_the_speed(demo_model: Path) -> None:
+    plan = make_plan(open_shape(str(demo_model)), PlanRequest(memory="1GB"))
+    text = render(plan, find_chip("M4 Max"))
+    assert "OVER by" in text and "m4-max" in text and "conversations instead of 20" in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert "fits" in render(make_plan(open_shape(str(demo_model)), PlanRequest(memory="64GB")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a MODEL, or give --layers"),
+        (["--layers", "3"], "--kv-heads is missing"),
+        (["nowhere.gguf"], "no file or folder here"),
+        ([*TYPED, "--kv-cache-dtype", "q3"], "kv-cache-dtype is 'q3'"),
+        ([*TYPED, "--device", "tpu"], "device is 'tpu'"),
+        ([*TYPED, "--memory", "lots"], "'lots' is not a size"),
+        ([*TYPED, "--chip", "abacus"], "no chip 'abacus'"),
+    ],
+)
+def test_bad_input_is_named(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+def test_batches_touch_more_experts() -> None:
+    weights = shape_from_config(MLA, "config.json").weights
+    sizes = [weights.read_bytes(n) for n in (1, 8, 64, 512)]
+    assert sizes == sorted(sizes)
+    share = 1 - (1 - 8 / 256) ** 64
+    assert sizes[2] == pytest.approx(sizes[0] + weights.expert_bytes * (share - 8 / 256))
+    assert math.isclose(KV_ELEMENT_BYTES["int8"], 34 / 32)
