@@ -1,15 +1,18 @@
 """Causal attention over the paged KV pool, float32 or int8: decodes and chunks of any length in one call.
 
-A step is cut into items that threads take as they get free:
+A *row* is one query's head; the rows that share a key/value head lie side by side in the lanes of a tile. A step is cut
+into items that threads take as they get free:
 
-* a decode (one query): one item per ``KEYS`` keys of its context, all heads of it; whoever finishes a sequence's last
-  item combines the partial results, in the order of the context (Flash-Decoding);
-* a chunk: one item per key/value head and ``LANES`` rows, a row being a query's head of that group, over the context
-  with an online softmax.
+* chunks: one item per key/value head and ``LANES`` rows of a sequence, over all of its context;
+* decodes (one query): one item per ``KEYS`` keys of the context and all heads, for one sequence, or for several whose
+  block tables name the same blocks there (a shared prefix is read once for all of them). Whoever finishes a sequence's
+  last item merges its parts (Flash-Decoding).
 
-Where a sequence is cut depends on its own lengths only, so its result is the same bit for bit whatever else is in the
-step and however many threads there are. Keys and values are read where they lie: int8 codes enter the products as they
-are, and their scales (one per token and head) go into scores and weights; a chunk unpacks one tile's codes at a time.
+Every row goes through the context in the same tiles and merges them in the same order, whatever item it lies in. So a
+token's result is the same bit for bit in a chunk of any size or as a decode, with and without neighbours, a shared
+prefix or a prefix cache, and however many threads there are.
+
+Float32 keys and values are read where they lie; of int8 ones a tile at a time is unpacked.
 """
 
 from __future__ import annotations
@@ -23,36 +26,47 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from ...core.step import StepBatch
-from .attention_tiles import KEYS, LANES, functions
-from .simd import FLOOR, atomic_add, float_pointer, kernel, parallel_for
+from .attention_tiles import KEY_UNROLL, KEYS, LANES, MAX_HEADS, functions
+from .simd import FLOOR, WIDTH, atomic_add, float_pointer, kernel, parallel_for
 
 DECODE = -1  # in an item's second column, where a chunk's item has its key/value head
 
-row_scores, row_scores_int8 = functions["row_scores"], functions["row_scores_int8"]
-row_values, row_values_int8 = functions["row_values"], functions["row_values_int8"]
-lane_scores, lane_mask, row_softmax = functions["lane_scores"], functions["lane_mask"], functions["row_softmax"]
-lane_softmax, lane_values, unpack = functions["lane_softmax"], functions["lane_values"], functions["unpack"]
+lane_scores_1, lane_scores_2, lane_scores_3 = (functions[f"lane_scores_{v}"] for v in (1, 2, 3))
+lane_values_1, lane_values_2, lane_values_3 = (functions[f"lane_values_{v}"] for v in (1, 2, 3))
+lane_mask, lane_softmax, lane_merge = functions["lane_mask"], functions["lane_softmax"], functions["lane_merge"]
+row_scores_1, row_scores_2 = functions["row_scores_1"], functions["row_scores_2"]
+row_scores_3, row_scores_4 = functions["row_scores_3"], functions["row_scores_4"]
+row_values_1, row_values_2 = functions["row_values_1"], functions["row_values_2"]
+row_values_3, row_values_4 = functions["row_values_3"], functions["row_values_4"]
+row_softmax, row_merge = functions["row_softmax"], functions["row_merge"]
+unpack = functions["unpack"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How one step is cut, the same for every layer with the same window."""
 
-    items: NDArray[np.int64]  # [N, 4]: sequence; key/value head or DECODE; first row or key; row of ``partial``
-    left: NDArray[np.int64]  # [S], a decode's unfinished items
-    partial: NDArray[np.float32]  # [decode items, heads, head_dim + 2], the last two: maximum and sum
+    items: NDArray[np.int64]  # [N, 4]: sequence, head, first row, 0; or of ``members`` the first, DECODE, key, count
+    members: NDArray[np.int64]  # sequences of the decodes' items
+    parts: NDArray[np.int64]  # [S, 3], of a decode: its first row of ``partial``, how many, and how many are unfinished
+    partial: NDArray[np.float32]  # [decode parts, heads, head_dim + 2]: states
     query_start: NDArray[np.int32]  # [S + 1]
     context_lens: NDArray[np.int32]  # [S]
     block_tables: NDArray[np.int32]  # [S, B]
 
     @classmethod
-    def build(cls, batch: StepBatch, window: int | None, heads: int, kv_heads: int, head_dim: int) -> Plan:
+    def build(
+        cls, batch: StepBatch, window: int | None, heads: int, kv_heads: int, head_dim: int, block_size: int
+    ) -> Plan:
         query_start, context_lens, block_tables = (  # copies: numba compiles again for read-only arrays
             np.array(x, np.int32, order="C") for x in (batch.query_start, batch.context_lens, batch.block_tables)
         )
-        items, left, partials = cut(query_start, context_lens, window or 0, heads // kv_heads, kv_heads)
-        partial = np.empty((partials, heads, head_dim + 2), np.float32)
-        return cls(items, left, partial, query_start, context_lens, block_tables)
+        group = heads // kv_heads
+        chunks = cut_chunks(query_start, group, kv_heads)
+        parts = cut_decodes(query_start, context_lens, window or 0)
+        items, members = share_tiles(parts, context_lens, block_tables, window or 0, block_size, LANES // group)
+        partial = np.empty((int(parts[:, 1].sum()), heads, head_dim + 2), np.float32)
+        return cls(np.concatenate([chunks, items]), members, parts, partial, query_start, context_lens, block_tables)
 
 
 def attend(
@@ -90,7 +104,8 @@ def attend(
         keys.shape[2],
         dim,
         plan.items,
-        plan.left,
+        plan.members,
+        plan.parts,
         plan.partial,
         plan.query_start,
         plan.context_lens,
@@ -100,33 +115,72 @@ def attend(
 
 
 @kernel()
-def cut(query_start: Any, context_lens: Any, window: int, group: int, kv_heads: int) -> Any:
-    """Items (chunks first, longest work first), items left per sequence, and how many are of decodes."""
-    sequences = len(context_lens)
-    left = np.zeros(sequences, np.int64)
-    chunks, decodes = 0, 0
+def cut_chunks(query_start: Any, group: int, kv_heads: int) -> Any:
+    """The chunks' items, a sequence's longest work first."""
+    sequences, count = len(query_start) - 1, 0
     for s in range(sequences):
         queries = query_start[s + 1] - query_start[s]
-        if queries == 1:
-            left[s] = (context_lens[s] - 1) // KEYS - oldest_key(context_lens[s] - 1, window) // KEYS + 1
-            decodes += left[s]
-        elif queries > 1:
-            chunks += (queries * group + LANES - 1) // LANES * kv_heads
-    items = np.empty((chunks + decodes, 4), np.int64)
+        if queries > 1:
+            count += (queries * group + LANES - 1) // LANES * kv_heads
+    items = np.zeros((count, 4), np.int64)
     at = 0
     for s in range(sequences):
-        rows = (query_start[s + 1] - query_start[s]) * group
-        if rows > group:
+        queries = query_start[s + 1] - query_start[s]
+        if queries > 1:
             for head in range(kv_heads):
-                for first in range((rows - 1) // LANES * LANES, -1, -LANES):
-                    items[at, 0], items[at, 1], items[at, 2], items[at, 3] = s, head, first, 0
+                for first in range((queries * group - 1) // LANES * LANES, -1, -LANES):
+                    items[at, 0], items[at, 1], items[at, 2] = s, head, first
                     at += 1
-    for s in range(sequences):
-        start = oldest_key(context_lens[s] - 1, window) // KEYS * KEYS
-        for i in range(left[s]):
-            items[at, 0], items[at, 1], items[at, 2], items[at, 3] = s, DECODE, start + i * KEYS, at - chunks
+    return items
+
+
+@kernel()
+def cut_decodes(query_start: Any, context_lens: Any, window: int) -> Any:
+    """``Plan.parts``: one part per tile of keys that a decode sees."""
+    parts = np.zeros((len(context_lens), 3), np.int64)
+    total = 0
+    for s in range(len(context_lens)):
+        if query_start[s + 1] - query_start[s] == 1:
+            newest = np.int64(context_lens[s]) - 1
+            count = newest // KEYS - oldest_key(newest, window) // KEYS + 1
+            parts[s, 0], parts[s, 1], parts[s, 2] = total, count, count
+            total += count
+    return parts
+
+
+@kernel()
+def share_tiles(parts: Any, context_lens: Any, block_tables: Any, window: int, block_size: int, most: int) -> Any:
+    """The decodes' items, and their members: up to ``most`` sequences that have a whole tile's blocks in common."""
+    total = parts[:, 1].sum()
+    items, members = np.zeros((total, 4), np.int64), np.empty(total, np.int64)
+    decodes = np.flatnonzero(parts[:, 1])
+    made, at = 0, 0
+    last = 0
+    for s in decodes:
+        last = max(last, np.int64(context_lens[s]))
+    for tile in range(0, last, KEYS):
+        first_block, end_block = tile // block_size, (tile + KEYS - 1) // block_size + 1
+        here = decodes[context_lens[decodes] > tile]
+        for s in here[np.argsort(block_tables[here, first_block])]:
+            newest = np.int64(context_lens[s]) - 1
+            oldest = oldest_key(newest, window)
+            if oldest >= tile + KEYS:
+                continue
+            whole = oldest <= tile and newest >= tile + KEYS - 1
+            joins = whole and made > 0 and items[made - 1, 2] == tile and 0 < items[made - 1, 3] < most
+            if joins:
+                other = members[at - 1]
+                seen = np.int64(context_lens[other]) - 1
+                joins = seen >= tile + KEYS - 1 and oldest_key(seen, window) <= tile
+                for block in range(first_block, end_block):
+                    joins = joins and block_tables[s, block] == block_tables[other, block]
+            if not joins:
+                items[made, 0], items[made, 1], items[made, 2], items[made, 3] = at, DECODE, tile, 0
+                made += 1
+            members[at] = s
             at += 1
-    return items, left, decodes
+            items[made - 1, 3] += 1
+    return items[:made], members
 
 
 @kernel(inline="always")
@@ -150,7 +204,8 @@ def _run(
     kv_heads: int,
     dim: int,
     items: Any,
-    left: Any,
+    members: Any,
+    parts: Any,
     partial: Any,
     query_start: Any,
     context_lens: Any,
@@ -158,202 +213,292 @@ def _run(
 ) -> None:
     pointers = (q, out, (keys, values, key_scales, value_scales))
     shape = (np.float32(scale), window, block_size, heads, kv_heads, dim)
-    step = (left, partial, query_start, context_lens, block_tables)
+    step = (members, parts, partial, query_start, context_lens, block_tables)
     parallel_for(_work, len(items), 1, (pointers, shape, items, step))
 
 
 @kernel()
 def _work(start: int, end: int, pointers: Any, shape: Any, items: Any, step: Any) -> None:
-    heads, dim = shape[3], shape[5]
-    quantised = pointers[2][2] != 0
-    scratch = np.empty(max(heads * dim + 4 * (KEYS + dim), (2 * dim + KEYS + 3) * LANES), np.float32)
-    plain = np.empty(KEYS * dim if quantised else 0, np.float32)  # a tile's codes as floats, for chunks
-    offsets = np.empty((3, KEYS), np.int64)  # of a tile's keys: in the pool, in the pool of scales, in ``plain``
-    for i in range(KEYS):
-        offsets[2, i] = i * dim
-    spare = (scratch, offsets, np.empty(KEYS, np.float32), plain)
+    dim, coded = shape[5], pointers[2][2] != 0
+    buffers = (
+        np.empty((3 * dim + 4 + KEYS) * LANES, np.float32),  # queries, state, part, scores (rows use less)
+        np.empty(dim * KEYS if coded else 1, np.float32),  # an unpacked tile
+        np.empty((3, KEYS), np.int64),  # its keys' slots, and where they lie in the pool and in the unpacked tile
+        np.empty((2, LANES), np.int32),  # the newest and the oldest key that a row sees
+        np.empty((LANES, 2), np.int64),  # a row's token, and its head
+    )
+    if coded:
+        for i in range(KEYS):
+            buffers[2][2, i] = i * dim
     for i in range(start, end):
         if items[i, 1] == DECODE:
-            _decode(items[i], pointers, shape, step, spare)
+            _decode(items[i], pointers, shape, step, buffers)
         else:
-            _chunk(items[i], pointers, shape, step, spare)
+            _chunk(items[i], pointers, shape, step, buffers)
 
 
 @kernel()
-def _locate(table: Any, first: int, end: int, block_size: int, kv_heads: int, dim: int, offsets: Any) -> None:
-    """``offsets`` of keys ``first`` to ``end``; the rest, up to the next multiple of eight, repeat the first one."""
-    count = end - first
+def _locate(table: Any, begin: int, first: int, end: int, block_size: int, slots: Any) -> int:
+    """``slots`` of keys ``begin`` to ``end``, and how many: a multiple of ``KEY_UNROLL``.
+
+    Before key ``first``, and after ``end``, its slot stands instead.
+    """
     block, inside = first // block_size, first % block_size
     base = np.int64(table[block]) * block_size
-    for i in range(count):
+    for i in range(first - begin, end - begin):
         if inside == block_size:
             block, inside = block + 1, 0
             base = np.int64(table[block]) * block_size
-        offsets[1, i] = (base + inside) * kv_heads
+        slots[i] = base + inside
         inside += 1
-    for i in range(count, (count + 7) // 8 * 8):
-        offsets[1, i] = offsets[1, 0]
-    for i in range((count + 7) // 8 * 8):
-        offsets[0, i] = offsets[1, i] * dim
+    padded = (end - begin + KEY_UNROLL - 1) // KEY_UNROLL * KEY_UNROLL
+    for i in range(first - begin):
+        slots[i] = slots[first - begin]
+    for i in range(end - begin, padded):
+        slots[i] = slots[first - begin]
+    return padded
+
+
+@kernel(inline="always")
+def _aligned(tile: int, first: int) -> int:
+    """Where a tile's keys are counted from, so that sums add in the same order whatever key is the first."""
+    return tile + (first - tile) // KEY_UNROLL * KEY_UNROLL if first > tile else tile
 
 
 @kernel()
-def _load_scales(scales: int, kv: int, offsets: Any, n: int, factors: Any) -> None:
-    """``factors`` [n]: those of head ``kv`` of a tile's keys."""
-    for i in range(n):
-        factors[i] = carray(float_pointer(scales + (offsets[1, i] + kv) * 4), (1,))[0]
+def _rows_of(pool: int, scales: int, n: int, kv: int, kv_heads: int, dim: int, buffers: Any) -> tuple[int, int]:
+    """Where keys (or values) lie: a base address, and that of the offsets; int8 ones are unpacked first."""
+    tile, slots = buffers[1], buffers[2]
+    if scales:
+        unpack(pool, scales, slots[0].ctypes.data, n, kv, kv_heads, dim, tile.ctypes.data)
+        return np.int64(tile.ctypes.data), np.int64(slots[2].ctypes.data)
+    return pool + kv * dim * 4, np.int64(slots[1].ctypes.data)
 
 
 @kernel()
-def _multiply(weights: Any, count: int, n: int, scales: int, kv: int, offsets: Any, factors: Any) -> None:
-    """Scores or weights [count, KEYS] of codes times their scales."""
-    _load_scales(scales, kv, offsets, n, factors)
-    for h in range(count):
-        line = weights[h * KEYS : h * KEYS + n]
-        for i in range(n):
-            line[i] *= factors[i]
+def _load_queries(rows: int, vectors: int, q: int, scale: float, heads: int, dim: int, buffers: Any) -> None:
+    """The rows that ``buffers[4]`` names into lanes, times ``scale``; in lanes left over lies anything."""
+    queries, row = buffers[0], buffers[4]
+    lanes = vectors * WIDTH
+    for lane in range(rows):
+        source = carray(float_pointer(q + (row[lane, 0] * heads + row[lane, 1]) * dim * 4), (dim,))
+        for d in range(dim):
+            queries[d * lanes + lane] = source[d] * scale
 
 
 @kernel()
-def _decode(item: Any, pointers: Any, shape: Any, step: Any, spare: Any) -> None:
-    q, out, pool = pointers
-    scratch, offsets, factors, _ = spare
-    scale, window, block_size, heads, kv_heads, dim = shape
-    left, partial, query_start, context_lens, block_tables = step
-    s, tile, row = item[0], item[2], item[3]
-    first = max(tile, oldest_key(context_lens[s] - 1, window))
-    end = min(tile + KEYS, np.int64(context_lens[s]))
-    _locate(block_tables[s], first, end, block_size, kv_heads, dim, offsets)
-    token = query_start[s] * heads * dim
-    source = carray(float_pointer(q + token * 4), (heads * dim,))
-    for d in range(heads * dim):
-        scratch[d] = source[d] * scale
-    group = heads // kv_heads
-    weights = scratch[heads * dim :]
-    for kv in range(kv_heads):
-        for head in range(kv * group, (kv + 1) * group, 4):
-            count = min(4, (kv + 1) * group - head)
-            work = (scratch, weights, offsets, factors, partial[row])
-            _decode_heads(head, count, kv, pool, end - first, dim, work)
-    if atomic_add(left.ctypes.data + s * 8, -1) == 1:
-        parts = (np.int64(context_lens[s]) - 1) // KEYS - oldest_key(context_lens[s] - 1, window) // KEYS + 1
-        left[s] = parts
-        last = (np.int64(context_lens[s]) - 1) // KEYS
-        begin = row - (tile // KEYS - (last - parts + 1))
-        _combine(partial[begin : begin + parts], carray(float_pointer(out + token * 4), (heads, dim)))
+def _place_tile(table: Any, begin: int, first: int, end: int, shape: Any, buffers: Any) -> int:
+    """Find keys ``begin`` to ``end`` in the pool; how many there are, with padding."""
+    _, _, block_size, _, kv_heads, dim = shape
+    slots = buffers[2]
+    padded = _locate(table, begin, first, end, block_size, slots[0])
+    for i in range(padded):
+        slots[1, i] = slots[0, i] * kv_heads * dim
+    return padded
 
 
 @kernel()
-def _decode_heads(head: int, count: int, kv: int, pool: Any, n: int, dim: int, work: Any) -> None:
-    """``count`` heads that share key/value head ``kv``, over a tile's ``n`` keys, into ``partial`` [heads, dim + 2]."""
+def _tile(n: int, first: int, kv: int, vectors: int, masked: bool, pool: Any, shape: Any, buffers: Any) -> None:
+    """The part of a placed tile of ``n`` keys, the first at position ``first``, for the rows in the lanes."""
     keys, values, key_scales, value_scales = pool
-    queries, weights, offsets, factors, partial = work
-    padded = (n + 7) // 8 * 8
-    q, w, where = queries.ctypes.data + head * dim * 4, weights.ctypes.data, offsets.ctypes.data
-    if key_scales == 0:
-        row_scores(count, q, keys + kv * dim * 4, where, padded, dim, w)
-    else:
-        row_scores_int8(count, q, keys + kv * dim, where, padded, dim, w)
-        _multiply(weights, count, n, key_scales, kv, offsets, factors)
-    for h in range(count):
-        for i in range(n, padded):
-            weights[h * KEYS + i] = -np.inf
-        state = partial[head + h, dim:].ctypes.data
-        row_softmax(w + h * KEYS * 4, padded, state, state + 4)
-    mixed = w + 4 * KEYS * 4
-    if value_scales == 0:
-        row_values(count, w, values + kv * dim * 4, where, n, dim, mixed)
-    else:
-        _multiply(weights, count, n, value_scales, kv, offsets, factors)
-        row_values_int8(count, w, values + kv * dim, where, n, dim, mixed)
-    for h in range(count):
-        for d in range(dim):
-            partial[head + h, d] = weights[4 * KEYS + h * dim + d]
+    kv_heads, dim = shape[4], shape[5]
+    lanes = vectors * WIDTH
+    queries = buffers[0].ctypes.data
+    part, scores = queries + (2 * dim + 2) * LANES * 4, queries + (3 * dim + 4) * LANES * 4
+    base, where = _rows_of(keys, key_scales, n, kv, kv_heads, dim, buffers)
+    _scores(vectors, queries, base, where, n, dim, scores)
+    if masked:
+        newest = buffers[3].ctypes.data
+        lane_mask(scores, n, lanes, first, newest, newest + LANES * 4)
+    lane_softmax(scores, n, lanes, part + dim * lanes * 4)
+    base, where = _rows_of(values, value_scales, n, kv, kv_heads, dim, buffers)
+    _values(vectors, scores, base, where, n, dim, part)
 
 
 @kernel()
-def _combine(parts: Any, out: Any) -> None:
-    """``parts`` [n, heads, dim + 2] of one query to ``out`` [heads, dim]."""
-    count, heads, dim = parts.shape[0], out.shape[0], out.shape[1]
-    for h in range(heads):
-        best = parts[0, h, dim]
-        for i in range(1, count):
-            best = max(best, parts[i, h, dim])
-        total = np.float32(0.0)
-        for d in range(dim):
-            out[h, d] = 0.0
-        for i in range(count):
-            weight = np.float32(np.exp(parts[i, h, dim] - best))
-            total += weight * parts[i, h, dim + 1]
-            for d in range(dim):
-                out[h, d] += weight * parts[i, h, d]
-        for d in range(dim):
-            out[h, d] /= total
+def _decode(item: Any, pointers: Any, shape: Any, step: Any, buffers: Any) -> None:
+    q, out, pool = pointers
+    window, heads, kv_heads, dim = shape[1], shape[3], shape[4], shape[5]
+    members, parts, partial, query_start, context_lens, block_tables = step
+    tile, group = item[2], heads // kv_heads
+    sequences = members[item[0] : item[0] + item[3]]
+    newest = np.int64(context_lens[sequences[0]]) - 1
+    first, end = max(tile, oldest_key(newest, window)), min(tile + KEYS, newest + 1)
+    begin = _aligned(tile, first)
+    n = _place_tile(block_tables[sequences[0]], begin, first, end, shape, buffers)
+    if len(sequences) == 1:
+        s = sequences[0]
+        target = partial[parts[s, 0] + tile // KEYS - oldest_key(newest, window) // KEYS]
+        _decode_rows(query_start[s], first - begin, end - begin, n, q, pool, shape, target, buffers)
+    else:
+        for kv in range(kv_heads):
+            for start in range(0, len(sequences) * group, LANES):
+                rows = min(len(sequences) * group - start, LANES)
+                _decode_lanes(start, rows, kv, tile, n, sequences, pointers, shape, step, buffers)
+    for s in sequences:
+        if atomic_add(parts.ctypes.data + (s * 3 + 2) * 8, -1) == 1:
+            parts[s, 2] = parts[s, 1]
+            token = np.int64(query_start[s])
+            result = carray(float_pointer(out + token * heads * dim * 4), (heads, dim))
+            _combine(partial[parts[s, 0] : parts[s, 0] + parts[s, 1]], result, buffers[0])
 
 
 @kernel()
-def _load_lanes(
-    q: int, first_row: int, rows: int, layout: Any, scale: float, window: int, queries: Any, bounds: Any, state: Any
+def _decode_rows(
+    token: int, lead: int, end: int, n: int, q: int, pool: Any, shape: Any, partial: Any, buffers: Any
 ) -> None:
-    """A tile's rows into the lanes of ``queries`` [dim, LANES], the last one repeated; what each sees."""
-    begin, place, kv, group, heads, dim = layout
-    for lane in range(LANES):
-        row = first_row + min(lane, rows - 1)
-        token, head = begin + row // group, kv * group + row % group
-        source = carray(float_pointer(q + (token * heads + head) * dim * 4), (dim,))
+    """One query over a placed tile, into ``partial`` [heads, dim + 2]; of ``n`` keys, ``lead`` to ``end`` are seen."""
+    keys, values, key_scales, value_scales = pool
+    scale, heads, kv_heads, dim = shape[0], shape[3], shape[4], shape[5]
+    group, memory = heads // kv_heads, buffers[0]
+    mixed, weights = memory[MAX_HEADS * dim :], memory[2 * MAX_HEADS * dim :]
+    where_to, scores = memory.ctypes.data, weights.ctypes.data
+    for kv in range(kv_heads):
+        for head in range(kv * group, (kv + 1) * group, MAX_HEADS):
+            count = min(MAX_HEADS, (kv + 1) * group - head)
+            source = carray(float_pointer(q + (token * heads + head) * dim * 4), (count * dim,))
+            for d in range(count * dim):
+                memory[d] = source[d] * scale
+            base, where = _rows_of(keys, key_scales, n, kv, kv_heads, dim, buffers)
+            _row_scores(count, where_to, base, where, n, dim, scores)
+            for h in range(count):
+                for i in range(lead):
+                    weights[h * KEYS + i] = -np.inf
+                for i in range(end, n):
+                    weights[h * KEYS + i] = -np.inf
+                state = partial[head + h, dim:].ctypes.data
+                row_softmax(scores + h * KEYS * 4, n, state, state + 4)
+            base, where = _rows_of(values, value_scales, n, kv, kv_heads, dim, buffers)
+            _row_values(count, scores, base, where, n, dim, mixed.ctypes.data)
+            for h in range(count):
+                for d in range(dim):
+                    partial[head + h, d] = mixed[h * dim + d]
+
+
+@kernel()
+def _decode_lanes(
+    start: int,
+    rows: int,
+    kv: int,
+    tile: int,
+    n: int,
+    sequences: Any,
+    pointers: Any,
+    shape: Any,
+    step: Any,
+    buffers: Any,
+) -> None:
+    """Rows ``start`` on of several sequences' queries over a placed tile that they share, each into its own part."""
+    q, _, pool = pointers
+    scale, window, _, heads, kv_heads, dim = shape
+    _, parts, partial, query_start, context_lens, _ = step
+    group, row = heads // kv_heads, buffers[4]
+    vectors = (rows + WIDTH - 1) // WIDTH
+    for lane in range(rows):
+        row[lane, 0] = query_start[sequences[(start + lane) // group]]
+        row[lane, 1] = kv * group + (start + lane) % group
+    _load_queries(rows, vectors, q, scale, heads, dim, buffers)
+    _tile(n, tile, kv, vectors, False, pool, shape, buffers)
+    part = buffers[0][(2 * dim + 2) * LANES :]
+    for lane in range(rows):
+        s = sequences[(start + lane) // group]
+        at = parts[s, 0] + tile // KEYS - oldest_key(np.int64(context_lens[s]) - 1, window) // KEYS
+        target = partial[at, row[lane, 1]]
+        for d in range(dim + 2):
+            target[d] = part[d * vectors * WIDTH + lane]
+
+
+@kernel()
+def _combine(parts: Any, out: Any, state: Any) -> None:
+    """``parts`` [n, heads, dim + 2] of one query to ``out`` [heads, dim]."""
+    heads, dim = out.shape
+    for h in range(heads):
+        for d in range(dim + 2):
+            state[d] = parts[0, h, d]
+        for i in range(1, len(parts)):
+            row_merge(state.ctypes.data, parts[i, h].ctypes.data, dim)
         for d in range(dim):
-            queries[d * LANES + lane] = source[d] * scale
-        position = place + row // group
-        bounds[0, lane], bounds[1, lane] = position, oldest_key(position, window)
-        state[lane], state[LANES + lane] = FLOOR, 0.0
+            out[h, d] = state[d] / state[dim + 1]
 
 
 @kernel()
-def _floats(codes: int, scales: int, kv: int, n: int, dim: int, spare: Any) -> Any:
-    """Head ``kv`` of a tile's ``n`` keys or values in float32: the address to which offsets are added, and theirs."""
-    _, offsets, factors, plain = spare
-    if scales == 0:
-        return codes + kv * dim * 4, offsets.ctypes.data
-    _load_scales(scales, kv, offsets, n, factors)
-    unpack(codes + kv * dim, offsets.ctypes.data, factors.ctypes.data, n, dim, plain.ctypes.data)
-    return plain.ctypes.data, offsets[2].ctypes.data
-
-
-@kernel()
-def _chunk(item: Any, pointers: Any, shape: Any, step: Any, spare: Any) -> None:
-    q, out, (keys, values, key_scales, value_scales) = pointers
-    scratch, offsets = spare[0], spare[1]
-    scale, window, block_size, heads, kv_heads, dim = shape
-    _, _, query_start, context_lens, block_tables = step
+def _chunk(item: Any, pointers: Any, shape: Any, step: Any, buffers: Any) -> None:
+    q, out, pool = pointers
+    scale, window, _, heads, kv_heads, dim = shape
+    _, _, _, query_start, context_lens, block_tables = step
+    memory, _, _, bounds, row = buffers
     s, kv, first_row = item[0], item[1], item[2]
     group, begin = heads // kv_heads, np.int64(query_start[s])
     rows = min((np.int64(query_start[s + 1]) - begin) * group - first_row, LANES)
-    place = begin + context_lens[s] - query_start[s + 1]  # position minus index in the chunk
-    bounds = np.empty((2, LANES), np.int32)
-    queries, mixed = scratch[: dim * LANES], scratch[dim * LANES : 2 * dim * LANES]
-    state, scores = scratch[2 * dim * LANES :], scratch[2 * dim * LANES + 3 * LANES :]
-    _load_lanes(q, first_row, rows, (begin, place, kv, group, heads, dim), scale, window, queries, bounds, state)
-    for i in range(dim * LANES):
-        mixed[i] = 0.0
-    first, end = np.int64(bounds[1, 0]), np.int64(bounds[0, LANES - 1]) + 1
-    seen_by_all = (np.int64(bounds[1, LANES - 1]), np.int64(bounds[0, 0]) + 1)
+    vectors = (rows + WIDTH - 1) // WIDTH
+    lanes = vectors * WIDTH
+    place = np.int64(context_lens[s]) - query_start[s + 1]  # position minus token
+    for lane in range(lanes):
+        at = first_row + min(lane, rows - 1)
+        row[lane, 0], row[lane, 1] = begin + at // group, kv * group + at % group
+        bounds[0, lane] = place + row[lane, 0]
+        bounds[1, lane] = oldest_key(place + row[lane, 0], window)
+    _load_queries(rows, vectors, q, scale, heads, dim, buffers)
+    state = memory[dim * LANES :]
+    for i in range((dim + 2) * lanes):
+        state[i] = 0.0
+    for lane in range(lanes):
+        state[dim * lanes + lane] = FLOOR
+    part = memory.ctypes.data + (2 * dim + 2) * LANES * 4
+    first, end = np.int64(bounds[1, 0]), np.int64(bounds[0, lanes - 1]) + 1
     for tile in range(first // KEYS * KEYS, end, KEYS):
-        a: Any = max(tile, first)
-        b: Any = min(tile + KEYS, end)
-        padded = (b - a + 3) // 4 * 4
-        _locate(block_tables[s], a, b, block_size, kv_heads, dim, offsets)
-        k, where = _floats(keys, key_scales, kv, padded, dim, spare)
-        lane_scores(queries.ctypes.data, k, where, padded, dim, scores.ctypes.data)
-        if a < seen_by_all[0] or a + padded > seen_by_all[1]:
-            lane_mask(scores.ctypes.data, padded, a, bounds.ctypes.data, bounds.ctypes.data + LANES * 4)
-        lane_softmax(scores.ctypes.data, b - a, state.ctypes.data)
-        scaling = state.ctypes.data + 2 * LANES * 4
-        v, where = _floats(values, value_scales, kv, b - a, dim, spare)
-        lane_values(scores.ctypes.data, v, where, b - a, dim, scaling, mixed.ctypes.data)
+        seen, stop = max(tile, first), min(tile + KEYS, end)
+        begin_key = _aligned(tile, seen)
+        n = _place_tile(block_tables[s], begin_key, seen, stop, shape, buffers)
+        masked = begin_key < bounds[1, lanes - 1] or begin_key + n > bounds[0, 0] + 1
+        _tile(n, begin_key, kv, vectors, masked, pool, shape, buffers)
+        lane_merge(state.ctypes.data, part, dim, lanes)
     for lane in range(rows):
-        row = first_row + lane
-        token, head = begin + row // group, kv * group + row % group
-        target = carray(float_pointer(out + (token * heads + head) * dim * 4), (dim,))
-        total = state[LANES + lane]
+        target = carray(float_pointer(out + (row[lane, 0] * heads + row[lane, 1]) * dim * 4), (dim,))
+        total = state[(dim + 1) * lanes + lane]
         for d in range(dim):
-            target[d] = mixed[d * LANES + lane] / total
+            target[d] = state[d * lanes + lane] / total
+
+
+@kernel()
+def _scores(vectors: int, queries: int, keys: int, where: int, n: int, dim: int, scores: int) -> None:
+    if vectors == 1:
+        lane_scores_1(queries, keys, where, n, dim, scores)
+    elif vectors == 2:
+        lane_scores_2(queries, keys, where, n, dim, scores)
+    else:
+        lane_scores_3(queries, keys, where, n, dim, scores)
+
+
+@kernel()
+def _values(vectors: int, weights: int, values: int, where: int, n: int, dim: int, out: int) -> None:
+    if vectors == 1:
+        lane_values_1(weights, values, where, n, dim, out)
+    elif vectors == 2:
+        lane_values_2(weights, values, where, n, dim, out)
+    else:
+        lane_values_3(weights, values, where, n, dim, out)
+
+
+@kernel()
+def _row_scores(heads: int, queries: int, keys: int, where: int, n: int, dim: int, scores: int) -> None:
+    if heads == 1:
+        row_scores_1(queries, keys, where, n, dim, scores)
+    elif heads == 2:
+        row_scores_2(queries, keys, where, n, dim, scores)
+    elif heads == 3:
+        row_scores_3(queries, keys, where, n, dim, scores)
+    else:
+        row_scores_4(queries, keys, where, n, dim, scores)
+
+
+@kernel()
+def _row_values(heads: int, weights: int, values: int, where: int, n: int, dim: int, out: int) -> None:
+    if heads == 1:
+        row_values_1(weights, values, where, n, dim, out)
+    elif heads == 2:
+        row_values_2(weights, values, where, n, dim, out)
+    elif heads == 3:
+        row_values_3(weights, values, where, n, dim, out)
+    else:
+        row_values_4(weights, values, where, n, dim, out)

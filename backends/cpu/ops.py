@@ -129,5 +129,7 @@ class CpuOps(TorchOps):
             self._step, self._plans = step, {}
         if window not in self._plans:
             config = self.config
-            self._plans[window] = Plan.build(step.host, window, config.num_heads, config.num_kv_heads, config.head_dim)
+            self._plans[window] = Plan.build(
+                step.host, window, config.num_heads, config.num_kv_heads, config.head_dim, self.kv.keys[0].shape[1]
+            )
         return self._plans[window]

@@ -135,13 +135,36 @@ class Emitter:
         """The larger one; ``a`` where ``b`` is NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", b, a), b, a)
 
+    def tree(self, terms: list[Any], combine: Callable[[Any, Any], Any]) -> Any:
+        """``combine`` over eight terms in ``fold``'s order."""
+        for half in (4, 2, 1):
+            terms = [combine(terms[i], terms[i + half]) for i in range(half)]
+        return terms[0]
+
     def fold(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
         """``combine`` over the lanes, in a fixed tree: a scalar."""
         blank = ir.Constant(vector.type, ir.Undefined)
         for half in (4, 2, 1):
             lanes = ir.Constant(INTS, [(i + half) % WIDTH for i in range(WIDTH)])
             vector = combine(vector, self.builder.shuffle_vector(vector, blank, lanes))
+        return self.first(vector)
+
+    def first(self, vector: Any) -> Any:
+        """Lane 0, a scalar."""
         return self.builder.extract_element(vector, ir.Constant(I32, 0))
+
+    def transpose(self, rows: list[Any]) -> list[Any]:
+        """Eight vectors as a matrix, its columns: blocks of four, two and one change places across the diagonal."""
+        for size in (4, 2, 1):
+            for i in range(WIDTH):
+                if not i & size:
+                    a, b = rows[i], rows[i + size]
+                    low = [lane if not lane & size else WIDTH + lane - size for lane in range(WIDTH)]
+                    high = [lane + size if not lane & size else WIDTH + lane for lane in range(WIDTH)]
+                    rows[i], rows[i + size] = (
+                        self.builder.shuffle_vector(a, b, ir.Constant(INTS, m)) for m in (low, high)
+                    )
+        return rows
 
     def sum(self, vector: Any) -> Any:
         return self.fold(vector, self.builder.fadd)

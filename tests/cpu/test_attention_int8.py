@@ -40,7 +40,7 @@ def coded(*shape, **options) -> Codes:
 def run(coded: Codes, window: int | None = None) -> torch.Tensor:
     case = coded.case
     heads, dim = case.q.shape[1:]
-    plan = Plan.build(case.batch, window, heads, case.keys.shape[2], dim)
+    plan = Plan.build(case.batch, window, heads, case.keys.shape[2], dim, case.keys.shape[1])
     return attend(plan, torch.from_numpy(case.q), *coded.pools, dim**-0.5, window, coded.scales)
 
 
