@@ -89,12 +89,27 @@ def _dense(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, p
     from .cuda.runner import TorchBackend
     from .cuda.weights import DenseLoader
 
-    if device.type == "cpu":
-        dtype = torch.float32
-    else:
-        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    loader = DenseLoader(checkpoint, dtype, device, progress)
-    return TorchBackend(checkpoint, config, loader, arithmetic=str(dtype).removeprefix("torch."))
+    if device.type == "cuda":
+        return _cuda(device, checkpoint, config, progress)
+    loader = DenseLoader(checkpoint, torch.float32, device, progress)
+    return TorchBackend(checkpoint, config, loader, arithmetic="float32")
+
+
+def _cuda(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, progress: Progress | None) -> Backend:
+    import torch
+
+    from .cuda.runner import TorchBackend
+    from .cuda.weights import DenseLoader
+
+    dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    arithmetic = str(dtype).removeprefix("torch.")
+    if importlib.util.find_spec("triton") is None:  # Windows; plain torch is slow and right
+        return TorchBackend(checkpoint, config, DenseLoader(checkpoint, dtype, device, progress), arithmetic=arithmetic)
+    from .cuda.quantized import PlanarLoader
+    from .cuda.triton_ops import TritonOps
+
+    loader = PlanarLoader(checkpoint, dtype, device, progress)
+    return TorchBackend(checkpoint, config, loader, ops=TritonOps, arithmetic=arithmetic)
 
 
 def _fast_cpu(checkpoint: Checkpoint, config: EngineConfig, threads: int, progress: Progress | None) -> Backend:

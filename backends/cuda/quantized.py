@@ -1,0 +1,96 @@
+"""Weights that stay quantised on the GPU: linear layers and embeddings over planes, whatever types a layer mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ...models.weight import Checkpoint, Progress
+from .kernels import quantized
+from .planes import FORMATS, Planes, planes
+from .weights import DenseLoader, Embedding, Linear
+
+#: Rows of x from which decoding a weight once and multiplying with torch's kernels is the faster way.
+MANY = 128
+#: Elements decoded at a time on that way: the scratch memory, and large enough for full-speed products.
+SCRATCH_ELEMENTS = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """Matrices [N_i, K] of one input, stacked along their rows, with a bias [sum N_i]."""
+
+    parts: Sequence[Planes]
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to [T, N]."""
+        x = x.contiguous()
+        out = torch.empty((len(x), sum(part.rows for part in self.parts)), dtype=x.dtype, device=x.device)
+        start = 0
+        for part in self.parts if len(x) else ():
+            stop = start + part.rows
+            bias = None if self.bias is None else self.bias[start:stop]
+            product = quantized.few if len(x) <= quantized.FEW else quantized.some if len(x) < MANY else many
+            product(x, part, bias, out[:, start:stop])
+            start = stop
+        return out
+
+
+def many(x: torch.Tensor, weight: Planes, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """As ``quantized.few``, for many rows: the weight is decoded, some rows at a time, and multiplied by torch."""
+    step = max(SCRATCH_ELEMENTS // weight.columns, 1)
+    for start in range(0, weight.rows, step):
+        stop = min(start + step, weight.rows)
+        decoded = quantized.dequantize(weight, x.dtype, rows=(start, stop))
+        out[:, start:stop] = F.linear(x, decoded, None if bias is None else bias[start:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedEmbedding:
+    """A table [V, D] of planes."""
+
+    table: Planes
+    dtype: torch.dtype
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return quantized.dequantize(self.table, self.dtype, picks=token_ids)
+
+
+class PlanarLoader(DenseLoader):
+    """A ``WeightLoader`` that keeps what has planes quantised and decodes the rest; norms and biases are dense.
+
+    A layer with a part that has no planes is dense as a whole. A tied head shares the embedding's planes.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    ) -> None:
+        super().__init__(checkpoint, dtype, device, progress)
+        self._planes: dict[str, Planes] = {}
+
+    def linear(self, *names: str) -> Linear:
+        if len(names) == 1 and names[0] in self._planes:
+            return QuantizedLinear([self._planes[names[0]]])
+        weights = self.weights(names)
+        if any(weight.kind not in FORMATS for weight in weights):
+            return super().linear(*names)
+        bias = self.bias(names, [weight.shape[0] for weight in weights])
+        return QuantizedLinear([self._take(name) for name in names], bias)
+
+    def embedding(self, name: str) -> Embedding:
+        if self.checkpoint.weight(name + ".weight").kind not in FORMATS:
+            return super().embedding(name)
+        self._planes[name] = self._take(name)
+        return QuantizedEmbedding(self._planes[name], self.dtype)
+
+    def _take(self, name: str) -> Planes:
+        weight = self.checkpoint.weight(name + ".weight")
+        made = planes(weight, self.device)
+        assert made is not None
+        self.count(weight)
+        self.nbytes += made.nbytes
+        return made
