@@ -59,8 +59,6 @@ def load_backend(
     options = options or BackendOptions()
     resolved = resolve_device(device)
     if resolved == "mlx":
-        if config.kv_cache_dtype != "auto":
-            raise ValueError(f"kv_cache_dtype is {config.kv_cache_dtype!r}; device 'mlx' has only 'auto'")
         from .mlx.runner import MlxBackend
 
         return MlxBackend(checkpoint, config, options, progress)
