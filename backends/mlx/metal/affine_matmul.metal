@@ -20,12 +20,12 @@
     size_t row[ROWS];
     size_t token[TOKENS];
     float sum[TOKENS][ROWS];
-    for (int r = 0; r < ROWS; r++) {
+    UNROLLED for (int r = 0; r < ROWS; r++) {
         row[r] = metal::min(first_row + r, rows - 1);
     }
-    for (int t = 0; t < TOKENS; t++) {
+    UNROLLED for (int t = 0; t < TOKENS; t++) {
         token[t] = metal::min(first_token + t, tokens - 1);
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             sum[t][r] = 0;
         }
     }
@@ -33,7 +33,7 @@
     for (int at = 8 * thread_index_in_simdgroup; at < columns; at += 256) {
         const int bit = at * BITS;
         float weight[ROWS][8];
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             const size_t word = row[r] * words_shape[1] + bit / 32;
             ulong packed = words[word];
             if (bit % 32 + 8 * BITS > 32) {
@@ -43,22 +43,22 @@
             const size_t group = row[r] * (columns / GROUP) + at / GROUP;
             const float scale = float(scales[group]);
             const float bias = float(biases[group]);
-            for (int i = 0; i < 8; i++) {
+            UNROLLED for (int i = 0; i < 8; i++) {
                 weight[r][i] = scale * float(uint(packed >> (BITS * i)) & ((1u << BITS) - 1)) + bias;
             }
         }
-        for (int t = 0; t < TOKENS; t++) {
-            for (int i = 0; i < 8; i++) {
+        UNROLLED for (int t = 0; t < TOKENS; t++) {
+            UNROLLED for (int i = 0; i < 8; i++) {
                 const float input = float(x[token[t] * columns + at + i]);
-                for (int r = 0; r < ROWS; r++) {
+                UNROLLED for (int r = 0; r < ROWS; r++) {
                     sum[t][r] += input * weight[r][i];
                 }
             }
         }
     }
 
-    for (int t = 0; t < TOKENS; t++) {
-        for (int r = 0; r < ROWS; r++) {
+    UNROLLED for (int t = 0; t < TOKENS; t++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             const float all = simd_sum(sum[t][r]);
             if (thread_index_in_simdgroup == 0 && first_token + t < tokens && first_row + r < rows) {
                 out[size_t(first_token + t) * rows + first_row + r] = T(all);

@@ -17,7 +17,7 @@
     if (stretch * 256 + pair_at(lane, 0) < width) {
         float value[8];
         decode(blocks + size_t(index[chosen]) * blocks_shape[1] + stretch * STRETCH, lane, value);
-        for (int pair = 0; pair < 4; pair++) {
+        UNROLLED for (int pair = 0; pair < 4; pair++) {
             const size_t at = size_t(chosen) * width + stretch * 256 + pair_at(lane, pair);
             out[at] = T(value[2 * pair]);
             out[at + 1] = T(value[2 * pair + 1]);

@@ -19,35 +19,35 @@
     size_t row[ROWS];
     size_t token[TOKENS];
     float sum[TOKENS][ROWS];
-    for (int r = 0; r < ROWS; r++) {
+    UNROLLED for (int r = 0; r < ROWS; r++) {
         row[r] = metal::min(first_row + r, rows - 1);
     }
-    for (int t = 0; t < TOKENS; t++) {
+    UNROLLED for (int t = 0; t < TOKENS; t++) {
         token[t] = metal::min(first_token + t, tokens - 1);
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             sum[t][r] = 0;
         }
     }
 
     for (int stretch = 0; stretch * 256 + pair_at(lane, 0) < columns; stretch++) {
         float weight[ROWS][8];
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             decode(blocks + row[r] * blocks_shape[1] + stretch * STRETCH, lane, weight[r]);
         }
-        for (int t = 0; t < TOKENS; t++) {
-            for (int pair = 0; pair < 4; pair++) {
+        UNROLLED for (int t = 0; t < TOKENS; t++) {
+            UNROLLED for (int pair = 0; pair < 4; pair++) {
                 const size_t at = token[t] * columns + stretch * 256 + pair_at(lane, pair);
                 const float left = float(x[at]);
                 const float right = float(x[at + 1]);
-                for (int r = 0; r < ROWS; r++) {
+                UNROLLED for (int r = 0; r < ROWS; r++) {
                     sum[t][r] += left * weight[r][2 * pair] + right * weight[r][2 * pair + 1];
                 }
             }
         }
     }
 
-    for (int t = 0; t < TOKENS; t++) {
-        for (int r = 0; r < ROWS; r++) {
+    UNROLLED for (int t = 0; t < TOKENS; t++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             const float all = simd_sum(sum[t][r]);
             if (lane == 0 && first_token + t < tokens && first_row + r < rows) {
                 out[size_t(first_token + t) * rows + first_row + r] = T(all);

@@ -9,7 +9,7 @@ inline int pair_at(int lane, int pair) {
 }
 
 inline void decode_nibbles(const device uint16_t* words, int lane, float step, thread float* value) {
-    for (int pair = 0; pair < 4; pair++) {
+    UNROLLED for (int pair = 0; pair < 4; pair++) {
         const int bits = words[lane % 4 * 2 + pair / 2] >> (pair % 2 * 4);
         value[2 * pair] = step * IQ4_VALUES[bits & 15];
         value[2 * pair + 1] = step * IQ4_VALUES[bits >> 8 & 15];

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 BODY = "// The kernel's body\n"
+#: Loops over arrays in registers: one that stays a loop would put its array into memory. Other compilers pass over it.
+UNROLLED = '#define UNROLLED _Pragma("clang loop unroll(full)")\n'
 #: NumPy's and MLX's names of types, and Metal's.
-METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat", "int8": "int8_t"}
+METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t", "int8": "int8_t"}
 
 Constant = int | float | str
 
@@ -40,7 +42,7 @@ class Kernel:
     def header(self) -> str:
         """What stands before the function: constants, then helpers."""
         lines = [f"#define {name} {_literal(value)}\n" for name, value in self.constants]
-        return "".join((*lines, *(source(file)[0] for file in self.files)))
+        return "".join((UNROLLED, *lines, *(source(file)[0] for file in self.files)))
 
     @property
     def body(self) -> str:

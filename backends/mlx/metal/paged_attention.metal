@@ -24,7 +24,7 @@
 #define KEYS (32 / LANES)
 #define SLOTS (SIMDS * KEYS)
 
-// Below every score, and finite: the difference of two such is 0, not NaN.
+// Below every score, and finite: the difference of two such is 0, not NaN, and fast math has no infinities.
 constexpr constant static float LOWEST = -1e38f;
 constexpr constant static float LOG2_E = 1.442695041f;
 
@@ -43,10 +43,10 @@ constexpr constant static float LOG2_E = 1.442695041f;
     float sum[TILE][PER];
     float highest[TILE];
     float total[TILE];
-    for (int h = 0; h < TILE; h++) {
+    UNROLLED for (int h = 0; h < TILE; h++) {
         highest[h] = LOWEST;
         total[h] = 0;
-        for (int i = 0; i < PER; i++) {
+        UNROLLED for (int i = 0; i < PER; i++) {
             query[h][i] = float(q[(size_t(token) * HEADS + first_head + h) * HEAD_DIM + at + i]) * FACTOR;
             sum[h][i] = 0;
         }
@@ -58,7 +58,7 @@ constexpr constant static float LOG2_E = 1.442695041f;
 #if SCALED
         float value_scale[UNROLL];
 #endif
-        for (int u = 0; u < UNROLL; u++) {
+        UNROLLED for (int u = 0; u < UNROLL; u++) {
             const int key = tile + u * SLOTS + slot;
             const bool seen = key < stop;
             float part[PER];
@@ -67,13 +67,13 @@ constexpr constant static float LOG2_E = 1.442695041f;
             float scale = 0;
             value_scale[u] = 0;
 #endif
-            for (int i = 0; i < PER; i++) {
+            UNROLLED for (int i = 0; i < PER; i++) {
                 part[i] = 0;
             }
             if (seen) {
                 const size_t block = tables[size_t(sequence) * tables_shape[1] + key / BLOCK];
                 where[u] = (block * BLOCK + key % BLOCK) * KV_HEADS + kv_head;
-                for (int i = 0; i < PER; i++) {
+                UNROLLED for (int i = 0; i < PER; i++) {
                     part[i] = float(k_pool[where[u] * HEAD_DIM + at + i]);
                 }
 #if SCALED
@@ -81,12 +81,12 @@ constexpr constant static float LOG2_E = 1.442695041f;
                 value_scale[u] = v_scales[where[u]];
 #endif
             }
-            for (int h = 0; h < TILE; h++) {
+            UNROLLED for (int h = 0; h < TILE; h++) {
                 float dot = 0;
-                for (int i = 0; i < PER; i++) {
+                UNROLLED for (int i = 0; i < PER; i++) {
                     dot += query[h][i] * part[i];
                 }
-                for (int lanes = 1; lanes < LANES; lanes *= 2) {
+                UNROLLED for (int lanes = 1; lanes < LANES; lanes *= 2) {
                     dot += simd_shuffle_xor(dot, lanes);
                 }
 #if SCALED
@@ -95,21 +95,21 @@ constexpr constant static float LOG2_E = 1.442695041f;
 #if CAPPED
                 dot = CAP * LOG2_E * metal::precise::tanh(dot);
 #endif
-                score[u][h] = seen ? dot : -INFINITY;
+                score[u][h] = seen ? dot : LOWEST;
             }
         }
-        for (int h = 0; h < TILE; h++) {
+        UNROLLED for (int h = 0; h < TILE; h++) {
             float top = highest[h];
-            for (int u = 0; u < UNROLL; u++) {
+            UNROLLED for (int u = 0; u < UNROLL; u++) {
                 top = metal::max(top, score[u][h]);
             }
             const float rescale = metal::exp2(highest[h] - top);
             highest[h] = top;
             total[h] *= rescale;
-            for (int i = 0; i < PER; i++) {
+            UNROLLED for (int i = 0; i < PER; i++) {
                 sum[h][i] *= rescale;
             }
-            for (int u = 0; u < UNROLL; u++) {
+            UNROLLED for (int u = 0; u < UNROLL; u++) {
                 score[u][h] = metal::exp2(score[u][h] - top);
                 total[h] += score[u][h];
 #if SCALED
@@ -117,11 +117,11 @@ constexpr constant static float LOG2_E = 1.442695041f;
 #endif
             }
         }
-        for (int u = 0; u < UNROLL; u++) {
+        UNROLLED for (int u = 0; u < UNROLL; u++) {
             if (tile + u * SLOTS + slot < stop) {
-                for (int i = 0; i < PER; i++) {
+                UNROLLED for (int i = 0; i < PER; i++) {
                     const float value = float(v_pool[where[u] * HEAD_DIM + at + i]);
-                    for (int h = 0; h < TILE; h++) {
+                    UNROLLED for (int h = 0; h < TILE; h++) {
                         sum[h][i] += score[u][h] * value;
                     }
                 }
@@ -133,13 +133,13 @@ constexpr constant static float LOG2_E = 1.442695041f;
     threadgroup float slot_highest[TILE * SLOTS];
     threadgroup float slot_total[TILE * SLOTS];
     if (at == 0) {
-        for (int h = 0; h < TILE; h++) {
+        UNROLLED for (int h = 0; h < TILE; h++) {
             slot_highest[h * SLOTS + slot] = highest[h];
             slot_total[h * SLOTS + slot] = total[h];
         }
     }
-    for (int h = 0; h < TILE; h++) {
-        for (int i = 0; i < PER; i++) {
+    UNROLLED for (int h = 0; h < TILE; h++) {
+        UNROLLED for (int i = 0; i < PER; i++) {
             slot_sum[slot * HEAD_DIM + at + i] = sum[h][i];
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);

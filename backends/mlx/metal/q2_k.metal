@@ -13,7 +13,7 @@ inline void decode(const device uint16_t* block, int lane, thread float* value) 
     const float scale = half_in(block[40]);
     const float minimum = half_in(block[41]);
     const int bits = block[8 + side * 16 + column];
-    for (int pair = 0; pair < 4; pair++) {
+    UNROLLED for (int pair = 0; pair < 4; pair++) {
         const int both = byte_of(block, side * 8 + pair * 2 + column / 8);
         const float step = scale * float(both & 15);
         const float least = minimum * float(both >> 4);

@@ -13,7 +13,7 @@ inline void decode(const device uint16_t* block, int lane, thread float* value) 
     const float scale = half_in(block[54]);
     const int high = block[column] >> (4 * side);
     const int low = block[16 + side * 16 + column];
-    for (int pair = 0; pair < 4; pair++) {
+    UNROLLED for (int pair = 0; pair < 4; pair++) {
         const int group = side * 8 + pair * 2 + column / 8;
         const int nibble = byte_of(block, 96 + group % 8) >> (group / 8 * 4) & 15;
         const int two = byte_of(block, 104 + group % 4) >> (group / 4 * 2) & 3;

@@ -12,7 +12,7 @@ inline void decode(const device uint16_t* block, int lane, thread float* value) 
     const int column = lane % 16;
     const float scale = half_in(block[104]);
     const int high = block[64 + side * 16 + column];
-    for (int pair = 0; pair < 4; pair++) {
+    UNROLLED for (int pair = 0; pair < 4; pair++) {
         const int low = block[side * 32 + pair % 2 * 16 + column] >> (pair / 2 * 4);
         const int two = high >> (2 * pair);
         const float step = scale * float(int8_t(byte_of(block, 192 + side * 8 + pair * 2 + column / 8)));
