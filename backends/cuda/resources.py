@@ -134,6 +134,14 @@ def table(rows: list[Resources]) -> str:
     return "\n".join(lines)
 
 
+def _as_json(rows: list[Resources]) -> str:
+    """One row a line, with the Triton that made them."""
+    import triton
+
+    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    return f'{{"triton": "{triton.__version__}", "rows": [\n{lines}\n]}}\n'
+
+
 def main() -> None:
     """Compile, print the table, and fail where a kernel breaks its bounds."""
     parser = argparse.ArgumentParser(prog="python -m bireme.backends.cuda.resources", description=__doc__)
@@ -151,7 +159,7 @@ def main() -> None:
             rows.append(measure(variant, arch))
             problems += rows[-1].problems(variant)
     if chosen.json:
-        chosen.json.write_text("[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]\n")
+        chosen.json.write_text(_as_json(rows))
     print(table(rows))
     if problems:
         raise SystemExit("\n".join(problems))

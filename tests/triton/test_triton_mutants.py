@@ -1,0 +1,105 @@
+"""Kernels with one check taken out: the comparisons of this folder must notice."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton_setup import CPU, block_weight, close, reference_ops
+
+pytest.importorskip("triton", reason="Triton is not installed: it exists for Linux only")
+
+from triton.runtime.errors import InterpreterError
+from triton_attention import case, decoded, extended
+
+from bireme.backends.cuda.kernels import norm, quantized
+from bireme.backends.cuda.planes import planes
+
+
+def decode_is_right() -> None:
+    ops, step, q = case([(75, 1), (9, 1)], 2, 1, 64, torch.float32)
+    close(decoded(ops, q, step, 2), ops.attention(q, ops.layer(), step), 8)
+    close(decoded(ops, q, step, 2, window=13), ops.attention(q, ops.layer(13), step), 8)
+
+
+def extend_is_right() -> None:
+    ops, step, q = case([(70, 5), (0, 9)], 2, 1, 64, torch.float32)
+    close(extended(ops, q, step), ops.attention(q, ops.layer(), step), 8)
+    close(extended(ops, q, step, window=13), ops.attention(q, ops.layer(13), step), 8)
+
+
+def norm_is_right() -> None:
+    x, weight = torch.randn(2, 7), torch.ones(7)
+    close(norm.rms_norm(x, weight, 1e-5), reference_ops().rms_norm(x, weight, 1e-5))
+
+
+def product_is_right() -> None:
+    """Beside the product nothing is written."""
+    weight, values = block_weight("Q4_1", 67, 64)
+    made = planes(weight, CPU)
+    assert made is not None
+    x, out = torch.randn(3, 64), torch.full((6, 70), 7.0)
+    quantized.some(x, made, None, out[:3, :67], 1)
+    close(out[:3, :67], x @ torch.from_numpy(values).T, 16)
+    assert (out[:, 67:] == 7).all() and (out[3:] == 7).all()
+
+
+MUTANTS: list[tuple[str, str, str, str, Callable[[], None]]] = [
+    ("decode", "decode_kernel", 'tl.where(seen[None, :], scores, float("-inf"))', "scores", decode_is_right),
+    ("decode", "decode_kernel", "begin = tl.maximum(end - WINDOW, 0)", "begin = 0", decode_is_right),
+    ("decode", "decode_kernel", "tl.minimum(from_tile + per_split, last_tile)", "from_tile + 1", decode_is_right),
+    ("decode", "join_kernel", "part * weight[:, None]", "part", decode_is_right),
+    (
+        "extend",
+        "extend_kernel",
+        "seen = at[None, :] <= position[:, None]",
+        "seen = (at < end)[None, :]",
+        extend_is_right,
+    ),
+    ("extend", "extend_kernel", "seen & (at[None, :] > position[:, None] - WINDOW)", "seen", extend_is_right),
+    ("extend", "extend_kernel", "highest // TILE + 1", "highest // TILE", extend_is_right),
+    (
+        "norm",
+        "rms_norm_kernel",
+        "mask=inside, other=0.0)\n    gain",
+        "mask=inside, other=1.0)\n    gain",
+        norm_is_right,
+    ),
+    ("quantized", "matrix_kernel", "keep = valid[:, None] & ", "keep = ", product_is_right),
+    ("quantized", "matrix_kernel", "total = tl.dot(b.to", "_ = tl.dot(b.to", product_is_right),
+]
+
+
+def mutant(module: str, old: str, new: str, folder: Path) -> Any:
+    """The kernel module with ``old`` replaced."""
+    source = Path(importlib.import_module(f"bireme.backends.cuda.kernels.{module}").__file__ or "").read_text()
+    assert source.count(old) == 1, f"{module} has {source.count(old)} of {old!r}"
+    file = folder / f"{module}.py"
+    file.write_text(source.replace(old, new))
+    name = f"bireme.backends.cuda.kernels.mutant_{module}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize("check", sorted({m[4] for m in MUTANTS}, key=lambda f: f.__name__))
+def test_the_kernels_as_they_are(check):
+    check()
+
+
+@pytest.mark.parametrize("module, kernel, old, new, check", MUTANTS)
+def test_a_missing_check_is_noticed(module, kernel, old, new, check, monkeypatch, tmp_path):
+    made = mutant(module, old, new, tmp_path)
+    original = importlib.import_module(f"bireme.backends.cuda.kernels.{module}")
+    monkeypatch.setattr(original, kernel, getattr(made, kernel))
+    with pytest.raises((AssertionError, InterpreterError)):  # wrong, or NaN on the way
+        check()
