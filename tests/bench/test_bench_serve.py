@@ -221,24 +221,26 @@ def test_paired_mode_alternates() -> None:
 
 
 def test_the_search_finds_where_the_objective_breaks() -> None:
-    """A server with three places: with more users than that, the wait doubles."""
-
-    class Places:
-        def __init__(self) -> None:
-            self.free = asyncio.Semaphore(3)
-
-    places = Places()
+    """A server with three places that turns everyone else away: with four users many requests fail."""
+    running = 0
 
     async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
-        async with places.free:
-            await asyncio.sleep(0.2)
+        nonlocal running
+        if running >= 3:
+            writer.write(b"HTTP/1.1 503 Full\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            return
+        running += 1
+        await asyncio.sleep(0.1)
+        running -= 1
         await good(writer, number, body)
 
-    objective = Objective({"ttft": 380.0})
+    objective = Objective({"ttft": 60_000.0})
     with serving(answer) as url:
-        plan = Plan(DataSpec(output_len=4), concurrencies=(1,), num_prompts=16, objective=objective, warmups=0)
-        best = search(Runner(Target(url, "fake"), plan, WordSource()), 1)
+        plan = Plan(DataSpec(output_len=4), concurrencies=(1,), num_prompts=24, objective=objective, warmups=0)
+        runner = Runner(Target(url, "fake"), plan, WordSource())
+        best = search(runner, 1)
     assert best == Load("closed", 3, None)
+    assert [level.load.concurrency for level in runner.levels] == [1, 2, 4, 3]
 
 
 def test_chats_carry_their_answers_on() -> None:
