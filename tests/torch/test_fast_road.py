@@ -37,6 +37,11 @@ def fast(demo_model) -> Driver:
     return load(demo_model, "fast")
 
 
+@pytest.fixture(scope="module")
+def fast_int8(demo_model) -> Driver:
+    return load(demo_model, "fast", kv_cache_dtype="int8")
+
+
 def every_logit(driver: Driver, prompt: list[int]) -> np.ndarray:
     """Next-token logits after each token of ``prompt``, read in two chunks and then one by one."""
     backend = driver.backend
@@ -67,7 +72,19 @@ def test_the_fast_road_stays_close_to_the_exact_one(fast, demo_model, prompt):
     assert float((exact.argmax(-1) == found.argmax(-1)).double().mean()) > 0.92
 
 
-def test_a_row_is_the_same_bit_for_bit_in_any_batch(fast, prompt):
+def test_an_int8_cache_moves_little(fast, fast_int8, prompt):
+    full, found = (
+        torch.from_numpy(every_logit(driver, prompt)).double().log_softmax(-1) for driver in (fast, fast_int8)
+    )
+    divergence = (full.exp() * (full - found)).sum(-1)
+    assert 0 < float(divergence.mean()) < 0.006 and float(divergence.max()) < 0.08
+    ratio = fast.backend.info.kv_bytes_per_token / fast_int8.backend.info.kv_bytes_per_token
+    assert fast_int8.backend.info.kv_cache_dtype == "int8" and 3.7 < ratio < 3.8
+
+
+@pytest.mark.parametrize("kind", ["fast", "fast_int8"])
+def test_a_row_is_the_same_bit_for_bit_in_any_batch(request, kind, prompt):
+    fast = request.getfixturevalue(kind)
     tap = LogitTap(fast)
     parts = [prompt[:40], prompt[5:17], prompt[20:23], prompt[1:60]]
     alone = []
