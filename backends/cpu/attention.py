@@ -155,10 +155,10 @@ def share_tiles(parts: Any, context_lens: Any, block_tables: Any, window: int, b
     items, members = np.zeros((total, 4), np.int64), np.empty(total, np.int64)
     decodes = np.flatnonzero(parts[:, 1])
     made, at = 0, 0
-    last = 0
+    longest: Any = 0
     for s in decodes:
-        last = max(last, np.int64(context_lens[s]))
-    for tile in range(0, last, KEYS):
+        longest = max(longest, np.int64(context_lens[s]))
+    for tile in range(0, longest, KEYS):
         first_block, end_block = tile // block_size, (tile + KEYS - 1) // block_size + 1
         here = decodes[context_lens[decodes] > tile]
         for s in here[np.argsort(block_tables[here, first_block])]:
@@ -266,7 +266,7 @@ def _aligned(tile: int, first: int) -> int:
 
 
 @kernel()
-def _rows_of(pool: int, scales: int, n: int, kv: int, kv_heads: int, dim: int, buffers: Any) -> tuple[int, int]:
+def _rows_of(pool: int, scales: int, n: int, kv: int, kv_heads: int, dim: int, buffers: Any) -> Any:
     """Where keys (or values) lie: a base address, and that of the offsets; int8 ones are unpacked first."""
     tile, slots = buffers[1], buffers[2]
     if scales:
@@ -287,7 +287,7 @@ def _load_queries(rows: int, vectors: int, q: int, scale: float, heads: int, dim
 
 
 @kernel()
-def _place_tile(table: Any, begin: int, first: int, end: int, shape: Any, buffers: Any) -> int:
+def _place_tile(table: Any, begin: int, first: int, end: int, shape: Any, buffers: Any) -> Any:
     """Find keys ``begin`` to ``end`` in the pool; how many there are, with padding."""
     _, _, block_size, _, kv_heads, dim = shape
     slots = buffers[2]
