@@ -115,6 +115,17 @@ def test_models_name_no_array_library() -> None:
     assert wrong == []
 
 
+def test_design_has_a_line_for_every_module() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    missing = [
+        str(path.relative_to(ROOT))
+        for part in ALLOWED
+        for path in _sources(part)
+        if path.name != "__init__.py" and f"| `{path.relative_to(ROOT / part).as_posix()}` |" not in text
+    ]
+    assert missing == []
+
+
 def _python(code: str, tmp_path: Path) -> str:
     run = [sys.executable, "-c", code]
     return subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120).stdout

@@ -99,6 +99,20 @@ def test_a_row_is_the_same_bit_for_bit_in_any_batch(request, kind, prompt):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("kind", ["fast", "fast_int8"])
+def test_a_row_is_the_same_bit_for_bit_however_its_prompt_is_cut(request, kind, prompt):
+    """So a prompt that the cache holds in part gives what it gives when it is read anew."""
+    fast = request.getfixturevalue(kind)
+    tap = LogitTap(fast)
+    seen = []
+    for chunk in (len(prompt), 1, 7, 16, 33):
+        fast.generate([fast.add(prompt)], 4, chunk)
+        seen.append(np.concatenate(tap.logits))
+        tap.logits.clear()
+    for found in seen[1:]:
+        np.testing.assert_array_equal(found, seen[0])
+
+
 def test_the_head_is_held_once(fast, demo_model):
     """The quantised weights take no more than a fifth over what the file holds."""
     stored = open_checkpoint(demo_model).weight_bytes
