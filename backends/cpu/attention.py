@@ -3,7 +3,7 @@
 A *row* is one query's head; the rows that share a key/value head lie side by side in the lanes of a tile. A step is cut
 into items that threads take as they get free:
 
-* chunks: one item per key/value head and ``LANES`` rows of a sequence, over all of its context;
+* chunks: one item per key/value head and ``CHUNK_TILES`` tiles of a sequence's rows, over all of its context;
 * decodes (one query): one item per ``KEYS`` keys of the context and all heads, for one sequence, or for several whose
   block tables name the same blocks there (a shared prefix is read once for all of them). Whoever finishes a sequence's
   last item merges its parts (Flash-Decoding).
@@ -26,9 +26,11 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from ...core.step import StepBatch
-from .attention_tiles import KEY_UNROLL, KEYS, LANES, MAX_HEADS, functions
+from .attention_tiles import KEY_UNROLL, KEYS, LANES, MAX_HEADS, VECTORS, functions
 from .simd import FLOOR, WIDTH, atomic_add, float_pointer, kernel, parallel_for
 
+#: Row tiles of one item of a chunk: each of them uses a tile of keys and values while it is in the cache.
+CHUNK_TILES = 4
 DECODE = -1  # in an item's second column, where a chunk's item has its key/value head
 
 lane_scores_1, lane_scores_2, lane_scores_3 = (functions[f"lane_scores_{v}"] for v in (1, 2, 3))
@@ -117,18 +119,18 @@ def attend(
 @kernel()
 def cut_chunks(query_start: Any, group: int, kv_heads: int) -> Any:
     """The chunks' items, a sequence's longest work first."""
-    sequences, count = len(query_start) - 1, 0
+    sequences, count, most = len(query_start) - 1, 0, CHUNK_TILES * LANES
     for s in range(sequences):
         queries = query_start[s + 1] - query_start[s]
         if queries > 1:
-            count += (queries * group + LANES - 1) // LANES * kv_heads
+            count += (queries * group + most - 1) // most * kv_heads
     items = np.zeros((count, 4), np.int64)
     at = 0
     for s in range(sequences):
         queries = query_start[s + 1] - query_start[s]
         if queries > 1:
             for head in range(kv_heads):
-                for first in range((queries * group - 1) // LANES * LANES, -1, -LANES):
+                for first in range((queries * group - 1) // most * most, -1, -most):
                     items[at, 0], items[at, 1], items[at, 2] = s, head, first
                     at += 1
     return items
@@ -221,11 +223,11 @@ def _run(
 def _work(start: int, end: int, pointers: Any, shape: Any, items: Any, step: Any) -> None:
     dim, coded = shape[5], pointers[2][2] != 0
     buffers = (
-        np.empty((3 * dim + 4 + KEYS) * LANES, np.float32),  # queries, state, part, scores (rows use less)
-        np.empty(dim * KEYS if coded else 1, np.float32),  # an unpacked tile
-        np.empty((3, KEYS), np.int64),  # its keys' slots, and where they lie in the pool and in the unpacked tile
-        np.empty((2, LANES), np.int32),  # the newest and the oldest key that a row sees
-        np.empty((LANES, 2), np.int64),  # a row's token, and its head
+        np.empty((CHUNK_TILES * (2 * dim + 2) + dim + 2 + KEYS) * LANES, np.float32),  # see ``_addresses``
+        np.empty(2 * dim * KEYS if coded else 1, np.float32),  # an unpacked tile's keys, then its values
+        np.empty((3, KEYS), np.int64),  # a tile's slots, and where they lie in the pool and in the unpacked tile
+        np.empty((CHUNK_TILES, 2, LANES), np.int32),  # the newest and the oldest key that a row sees
+        np.empty((CHUNK_TILES * LANES, 2), np.int64),  # a row's token, and its head
     )
     if coded:
         for i in range(KEYS):
@@ -235,6 +237,15 @@ def _work(start: int, end: int, pointers: Any, shape: Any, items: Any, step: Any
             _decode(items[i], pointers, shape, step, buffers)
         else:
             _chunk(items[i], pointers, shape, step, buffers)
+
+
+@kernel(inline="always")
+def _addresses(tile: int, dim: int, buffers: Any) -> Any:
+    """Of a row tile's queries and state (rows of a decode use the first's), and of what all share: part and scores."""
+    memory = buffers[0].ctypes.data
+    queries = memory + tile * (2 * dim + 2) * LANES * 4
+    part = memory + CHUNK_TILES * (2 * dim + 2) * LANES * 4
+    return queries, queries + dim * LANES * 4, part, part + (dim + 2) * LANES * 4
 
 
 @kernel()
@@ -266,20 +277,23 @@ def _aligned(tile: int, first: int) -> int:
 
 
 @kernel()
-def _rows_of(pool: int, scales: int, n: int, kv: int, kv_heads: int, dim: int, buffers: Any) -> Any:
-    """Where keys (or values) lie: a base address, and that of the offsets; int8 ones are unpacked first."""
-    tile, slots = buffers[1], buffers[2]
-    if scales:
-        unpack(pool, scales, slots[0].ctypes.data, n, kv, kv_heads, dim, tile.ctypes.data)
-        return np.int64(tile.ctypes.data), np.int64(slots[2].ctypes.data)
-    return pool + kv * dim * 4, np.int64(slots[1].ctypes.data)
+def _rows_of(pool: Any, n: int, kv: int, kv_heads: int, dim: int, buffers: Any) -> Any:
+    """Where a placed tile's keys and its values lie, and at which offsets; int8 ones are unpacked first."""
+    keys, values, key_scales, value_scales = pool
+    tile, slots = buffers[1].ctypes.data, buffers[2]
+    if not key_scales:
+        return keys + kv * dim * 4, values + kv * dim * 4, np.int64(slots[1].ctypes.data)
+    where = slots[0].ctypes.data
+    unpack(keys, key_scales, where, n, kv, kv_heads, dim, tile)
+    unpack(values, value_scales, where, n, kv, kv_heads, dim, tile + dim * KEYS * 4)
+    return np.int64(tile), np.int64(tile + dim * KEYS * 4), np.int64(slots[2].ctypes.data)
 
 
 @kernel()
-def _load_queries(rows: int, vectors: int, q: int, scale: float, heads: int, dim: int, buffers: Any) -> None:
-    """The rows that ``buffers[4]`` names into lanes, times ``scale``; in lanes left over lies anything."""
-    queries, row = buffers[0], buffers[4]
-    lanes = vectors * WIDTH
+def _load_queries(rows: int, vectors: int, tile: int, q: int, scale: float, heads: int, dim: int, buffers: Any) -> None:
+    """A tile's rows, which ``buffers[4]`` names, into its lanes, times ``scale``; in lanes left over lies anything."""
+    lanes, row = vectors * WIDTH, buffers[4][tile * LANES :]
+    queries = carray(float_pointer(_addresses(tile, dim, buffers)[0]), (dim * lanes,))
     for lane in range(rows):
         source = carray(float_pointer(q + (row[lane, 0] * heads + row[lane, 1]) * dim * 4), (dim,))
         for d in range(dim):
@@ -298,21 +312,17 @@ def _place_tile(table: Any, begin: int, first: int, end: int, shape: Any, buffer
 
 
 @kernel()
-def _tile(n: int, first: int, kv: int, vectors: int, masked: bool, pool: Any, shape: Any, buffers: Any) -> None:
-    """The part of a placed tile of ``n`` keys, the first at position ``first``, for the rows in the lanes."""
-    keys, values, key_scales, value_scales = pool
-    kv_heads, dim = shape[4], shape[5]
+def _tile(n: int, first: int, vectors: int, tile: int, masked: bool, rows: Any, dim: int, buffers: Any) -> None:
+    """The part of a placed tile of ``n`` keys, the first at position ``first``, for the rows in a tile's lanes."""
+    keys, values, where = rows
     lanes = vectors * WIDTH
-    queries = buffers[0].ctypes.data
-    part, scores = queries + (2 * dim + 2) * LANES * 4, queries + (3 * dim + 4) * LANES * 4
-    base, where = _rows_of(keys, key_scales, n, kv, kv_heads, dim, buffers)
-    _scores(vectors, queries, base, where, n, dim, scores)
+    queries, _, part, scores = _addresses(tile, dim, buffers)
+    _scores(vectors, queries, keys, where, n, dim, scores)
     if masked:
-        newest = buffers[3].ctypes.data
+        newest = buffers[3][tile].ctypes.data
         lane_mask(scores, n, lanes, first, newest, newest + LANES * 4)
     lane_softmax(scores, n, lanes, part + dim * lanes * 4)
-    base, where = _rows_of(values, value_scales, n, kv, kv_heads, dim, buffers)
-    _values(vectors, scores, base, where, n, dim, part)
+    _values(vectors, scores, values, where, n, dim, part)
 
 
 @kernel()
@@ -348,19 +358,18 @@ def _decode_rows(
     token: int, lead: int, end: int, n: int, q: int, pool: Any, shape: Any, partial: Any, buffers: Any
 ) -> None:
     """One query over a placed tile, into ``partial`` [heads, dim + 2]; of ``n`` keys, ``lead`` to ``end`` are seen."""
-    keys, values, key_scales, value_scales = pool
     scale, heads, kv_heads, dim = shape[0], shape[3], shape[4], shape[5]
     group, memory = heads // kv_heads, buffers[0]
     mixed, weights = memory[MAX_HEADS * dim :], memory[2 * MAX_HEADS * dim :]
-    where_to, scores = memory.ctypes.data, weights.ctypes.data
+    scores = weights.ctypes.data
     for kv in range(kv_heads):
+        keys, values, where = _rows_of(pool, n, kv, kv_heads, dim, buffers)
         for head in range(kv * group, (kv + 1) * group, MAX_HEADS):
             count = min(MAX_HEADS, (kv + 1) * group - head)
             source = carray(float_pointer(q + (token * heads + head) * dim * 4), (count * dim,))
             for d in range(count * dim):
                 memory[d] = source[d] * scale
-            base, where = _rows_of(keys, key_scales, n, kv, kv_heads, dim, buffers)
-            _row_scores(count, where_to, base, where, n, dim, scores)
+            _row_scores(count, memory.ctypes.data, keys, where, n, dim, scores)
             for h in range(count):
                 for i in range(lead):
                     weights[h * KEYS + i] = -np.inf
@@ -368,8 +377,7 @@ def _decode_rows(
                     weights[h * KEYS + i] = -np.inf
                 state = partial[head + h, dim:].ctypes.data
                 row_softmax(scores + h * KEYS * 4, n, state, state + 4)
-            base, where = _rows_of(values, value_scales, n, kv, kv_heads, dim, buffers)
-            _row_values(count, scores, base, where, n, dim, mixed.ctypes.data)
+            _row_values(count, scores, values, where, n, dim, mixed.ctypes.data)
             for h in range(count):
                 for d in range(dim):
                     partial[head + h, d] = mixed[h * dim + d]
@@ -397,9 +405,9 @@ def _decode_lanes(
     for lane in range(rows):
         row[lane, 0] = query_start[sequences[(start + lane) // group]]
         row[lane, 1] = kv * group + (start + lane) % group
-    _load_queries(rows, vectors, q, scale, heads, dim, buffers)
-    _tile(n, tile, kv, vectors, False, pool, shape, buffers)
-    part = buffers[0][(2 * dim + 2) * LANES :]
+    _load_queries(rows, vectors, 0, q, scale, heads, dim, buffers)
+    _tile(n, tile, vectors, 0, False, _rows_of(pool, n, kv, kv_heads, dim, buffers), dim, buffers)
+    part = carray(float_pointer(_addresses(0, dim, buffers)[2]), ((dim + 2) * vectors * WIDTH,))
     for lane in range(rows):
         s = sequences[(start + lane) // group]
         at = parts[s, 0] + tile // KEYS - oldest_key(np.int64(context_lens[s]) - 1, window) // KEYS
@@ -426,38 +434,43 @@ def _chunk(item: Any, pointers: Any, shape: Any, step: Any, buffers: Any) -> Non
     q, out, pool = pointers
     scale, window, _, heads, kv_heads, dim = shape
     _, _, _, query_start, context_lens, block_tables = step
-    memory, _, _, bounds, row = buffers
+    bounds, row = buffers[3], buffers[4]
     s, kv, first_row = item[0], item[1], item[2]
     group, begin = heads // kv_heads, np.int64(query_start[s])
-    rows = min((np.int64(query_start[s + 1]) - begin) * group - first_row, LANES)
-    vectors = (rows + WIDTH - 1) // WIDTH
+    rows = min((np.int64(query_start[s + 1]) - begin) * group - first_row, CHUNK_TILES * LANES)
+    vectors = min((rows + WIDTH - 1) // WIDTH, VECTORS)
     lanes = vectors * WIDTH
+    tiles = (rows + lanes - 1) // lanes
     place = np.int64(context_lens[s]) - query_start[s + 1]  # position minus token
-    for lane in range(lanes):
-        at = first_row + min(lane, rows - 1)
-        row[lane, 0], row[lane, 1] = begin + at // group, kv * group + at % group
-        bounds[0, lane] = place + row[lane, 0]
-        bounds[1, lane] = oldest_key(place + row[lane, 0], window)
-    _load_queries(rows, vectors, q, scale, heads, dim, buffers)
-    state = memory[dim * LANES :]
-    for i in range((dim + 2) * lanes):
-        state[i] = 0.0
-    for lane in range(lanes):
-        state[dim * lanes + lane] = FLOOR
-    part = memory.ctypes.data + (2 * dim + 2) * LANES * 4
-    first, end = np.int64(bounds[1, 0]), np.int64(bounds[0, lanes - 1]) + 1
-    for tile in range(first // KEYS * KEYS, end, KEYS):
-        seen, stop = max(tile, first), min(tile + KEYS, end)
-        begin_key = _aligned(tile, seen)
-        n = _place_tile(block_tables[s], begin_key, seen, stop, shape, buffers)
-        masked = begin_key < bounds[1, lanes - 1] or begin_key + n > bounds[0, 0] + 1
-        _tile(n, begin_key, kv, vectors, masked, pool, shape, buffers)
-        lane_merge(state.ctypes.data, part, dim, lanes)
-    for lane in range(rows):
-        target = carray(float_pointer(out + (row[lane, 0] * heads + row[lane, 1]) * dim * 4), (dim,))
-        total = state[(dim + 1) * lanes + lane]
+    for tile in range(tiles):
+        for lane in range(lanes):
+            at = first_row + min(tile * lanes + lane, rows - 1)
+            mine = row[tile * LANES + lane]
+            mine[0], mine[1] = begin + at // group, kv * group + at % group
+            bounds[tile, 0, lane], bounds[tile, 1, lane] = place + mine[0], oldest_key(place + mine[0], window)
+        _load_queries(lanes, vectors, tile, q, scale, heads, dim, buffers)
+        state = carray(float_pointer(_addresses(tile, dim, buffers)[1]), (dim + 2, lanes))
+        state[:] = 0.0
+        state[dim] = FLOOR
+    first, end = np.int64(bounds[0, 1, 0]), np.int64(bounds[tiles - 1, 0, lanes - 1]) + 1
+    for start in range(first // KEYS * KEYS, end, KEYS):
+        seen, stop = max(start, first), min(start + KEYS, end)
+        key = _aligned(start, seen)
+        n = _place_tile(block_tables[s], key, seen, stop, shape, buffers)
+        where = _rows_of(pool, n, kv, kv_heads, dim, buffers)
+        for tile in range(tiles):
+            mine = bounds[tile]
+            if key <= mine[0, lanes - 1] and key + n > mine[1, 0]:  # else no row sees any of them
+                _tile(n, key, vectors, tile, key < mine[1, lanes - 1] or key + n > mine[0, 0] + 1, where, dim, buffers)
+                _, state_at, part, _ = _addresses(tile, dim, buffers)
+                lane_merge(state_at, part, dim, lanes)
+    for at in range(rows):
+        tile, lane = at // lanes, at % lanes
+        state = carray(float_pointer(_addresses(tile, dim, buffers)[1]), (dim + 2, lanes))
+        mine = row[tile * LANES + lane]
+        target = carray(float_pointer(out + (mine[0] * heads + mine[1]) * dim * 4), (dim,))
         for d in range(dim):
-            target[d] = state[d * lanes + lane] / total
+            target[d] = state[d, lane] / state[dim + 1, lane]
 
 
 @kernel()
