@@ -28,6 +28,8 @@ from .state import ServerState
 logger = logging.getLogger("bireme.server")
 
 EXIT_INTERRUPTED = 130
+#: How long answers that were cut off may take to say so, in seconds: a client that doesn't read holds nothing up.
+LAST_WORDS_S = 0.8
 
 
 class _HttpServer(uvicorn.Server):
@@ -100,6 +102,10 @@ class BiremeServer:
                 while client.num_live:
                     await asyncio.sleep(0.02)
         client.fail_all(ApiError(503, "The server is shutting down; the answer was cut off.", code="shutting_down"))
+        with contextlib.suppress(TimeoutError):  # uvicorn's own end may overtake an answer's last event
+            async with asyncio.timeout(LAST_WORDS_S):
+                while self._http.server_state.tasks:
+                    await asyncio.sleep(0.01)
         self._http.should_exit = True
 
     async def _run_engine(self) -> None:
