@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from ..models.checkpoint import open_checkpoint
 from ..models.config import ModelConfig
 
-#: Llama-like architectures whose configuration needs nothing beyond what ``_settings`` writes.
+#: Llama-like architectures whose configuration needs nothing beyond what ``hf_settings`` writes.
 PLAIN = ("llama", "qwen2", "qwen3")
 
 
@@ -31,7 +31,7 @@ def float32_folder(model: Path, folder: Path, *, never_ends: bool) -> Path:
     if config.architecture not in PLAIN or config.rope.kind != "default" or config.rope.divisors is not None:
         raise ValueError(f"{model}: {config.architecture} with {config.rope.kind} rotary scaling; supported: {PLAIN}")
     folder.mkdir(parents=True, exist_ok=True)
-    settings = _settings(config)
+    settings = hf_settings(config) | {"torch_dtype": "float32"}
     settings["eos_token_id"] = config.vocab_size - 1 if never_ends else min(checkpoint.end_ids)
     (folder / "config.json").write_text(json.dumps(settings, indent=1))
     save_file(
@@ -44,7 +44,8 @@ def float32_folder(model: Path, folder: Path, *, never_ends: bool) -> Path:
     return folder
 
 
-def _settings(config: ModelConfig) -> dict[str, Any]:
+def hf_settings(config: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` that says what ``config`` does, RoPE scaling and windows apart."""
     return {
         "architectures": [f"{config.architecture.capitalize()}ForCausalLM"],
         "model_type": config.architecture,
@@ -59,5 +60,4 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope.theta,
         "tie_word_embeddings": config.tie_embeddings,
-        "torch_dtype": "float32",
     }

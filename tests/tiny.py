@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from bireme.bench import mlx_folder
 from bireme.models.config import ModelConfig, RopeConfig
 from bireme.models.names import expected_shapes, gguf_from_canonical
 from bireme.models.weight import Checkpoint
@@ -153,22 +154,8 @@ def as_f32(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, Stored]:
 
 
 def hf_settings(config: ModelConfig, **changes: Any) -> dict[str, Any]:
-    """The ``config.json`` that says what ``config`` does, RoPE scaling and windows apart."""
-    return {
-        "architectures": [config.architecture.capitalize() + "ForCausalLM"],
-        "model_type": config.architecture,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.theta,
-        "tie_word_embeddings": config.tie_embeddings,
-    } | changes
+    """The ``config.json`` that says what ``config`` does, RoPE scaling and windows apart, with ``changes``."""
+    return mlx_folder.hf_settings(config) | changes
 
 
 def write_folder(

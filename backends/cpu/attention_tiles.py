@@ -43,7 +43,7 @@ def _unpack(e: Emitter, codes: Any, scales: Any, slots: Any, n: Any, head: Any, 
         row, scale = e.offset(codes, e.product(index, dim), kind=I8), e.splat(e.load(e.offset(scales, index), F32))
         line = e.offset(out, e.product(key, dim))
         with e.loop(dim, WIDTH) as d:
-            e.store(e.builder.fmul(e.widen(e.offset(row, d, kind=I8), I8), scale), e.offset(line, d))
+            e.store(e.builder.fmul(e.widen(e.offset(row, d, kind=I8)), scale), e.offset(line, d))
 
 
 def _lane_scores(vectors: int) -> Body:

@@ -95,10 +95,8 @@ class Emitter:
     def load(self, pointer: Any, kind: Any = VECTOR) -> Any:
         return self.builder.load(pointer, typ=kind, align=4)
 
-    def widen(self, pointer: Any, kind: Any) -> Any:
-        """Eight elements of ``kind``, F32 or I8, as floats."""
-        if kind is F32:
-            return self.load(pointer)
+    def widen(self, pointer: Any) -> Any:
+        """Eight int8 codes as floats."""
         codes = self.builder.load(pointer, typ=CODES, align=1)
         return self.builder.sitofp(self.builder.sext(codes, INTS), VECTOR)
 
