@@ -7,12 +7,18 @@ rebound by every write, and the runner evaluates a step's writes only when the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...models.config import ModelConfig
 from .library import Array, mx, on_metal
 from .metal.attention import Geometry
 from .metal.kernel import available, dtype_name
+
+#: The largest code; symmetric, so -128 never occurs.
+LARGEST = 127.0
+#: The least scale, a normal float32.
+LEAST_SCALE = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +33,46 @@ class Keys:
 
 
 class KVPool:
-    """Keys and values of every layer, each ``[num_blocks, block_size, kv_heads, head_dim]``."""
+    """Keys and values of every layer, each ``[num_blocks, block_size, kv_heads, head_dim]`` in ``dtype``.
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: Array) -> None:
+    ``quantized``: these are int8 codes, and ``key_scales`` and ``value_scales`` hold a float32 per token and head, each
+    ``[num_blocks, block_size, kv_heads]`` (otherwise they are empty): an element is code * scale.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: Array, quantized: bool = False
+    ) -> None:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
-        geometry = Geometry(config.num_heads, self.kv_heads, self.head_dim, block_size, dtype_name(dtype))
+        self.quantized = quantized
+        self.stored_dtype = "int8" if quantized else dtype_name(dtype)
+        geometry = Geometry(config.num_heads, self.kv_heads, self.head_dim, block_size, dtype_name(dtype), quantized)
         self.paged = geometry if available() and geometry.fits else None  # how our kernel reads it where it lies
         self.by_head = on_metal()  # how ``gather`` reads: the fewest bytes moved there, the fastest copies on a CPU
-        self.keys = [mx.zeros(shape, dtype) for _ in range(config.num_layers)]
-        self.values = [mx.zeros(shape, dtype) for _ in range(config.num_layers)]
-        mx.eval(self.keys, self.values)
+        self._decode = _decoder(dtype)
+        layers, scaled = config.num_layers, config.num_layers if quantized else 0
+        self.keys, self.values = (_zeros(shape, mx.int8 if quantized else dtype, layers) for _ in range(2))
+        self.key_scales, self.value_scales = (_zeros(shape[:3], mx.float32, scaled) for _ in range(2))
+        mx.eval(self.arrays)
 
     @property
     def arrays(self) -> list[Array]:
         """Every pool, to be evaluated with each step so that no chain of writes grows."""
-        return [*self.keys, *self.values]
+        return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
+
+    def scales(self, layer: int) -> tuple[Array, ...]:
+        """Those of the layer's keys and of its values, where the pool keeps codes."""
+        return (self.key_scales[layer], self.value_scales[layer]) if self.quantized else ()
 
     def store(self, layer: int, blocks: Array, offsets: Array, keys: Array, values: Array) -> None:
         """Write ``keys`` and ``values`` [T, kv_heads, head_dim] at ``offsets`` [T] of ``blocks`` [T]."""
+        if self.quantized:
+            keys, key_scales = quantise(keys)
+            values, value_scales = quantise(values)
+            self.key_scales[layer][blocks, offsets] = key_scales
+            self.value_scales[layer][blocks, offsets] = value_scales
         self.keys[layer][blocks, offsets] = keys
         self.values[layer][blocks, offsets] = values
 
@@ -71,17 +96,46 @@ class KVPool:
         return Keys(slots, slots[:, None, :] * self.kv_heads + heads[None, :, None])
 
     def gather(self, layer: int, keys: Keys) -> tuple[Array, Array]:
-        """Keys and values of ``keys``, both [G, KV, L, hd]."""
-        return self._gather(self.keys[layer], keys), self._gather(self.values[layer], keys)
+        """Keys and values of ``keys`` in the pool's ``dtype``, both [G, KV, L, hd]: no more of the pool is decoded."""
+        found = self._gather(self.keys[layer], keys), self._gather(self.values[layer], keys)
+        if not self.quantized:
+            return found
+        scales = (self._gather(pool, keys) for pool in self.scales(layer))
+        k, v = (self._decode(codes, scale[..., None]) for codes, scale in zip(found, scales, strict=True))
+        return k, v
 
     def _gather(self, pool: Array, keys: Keys) -> Array:
+        """[G, KV, L, hd]; of scales [G, KV, L]."""
+        rest = pool.shape[3:]
         if keys.rows is not None:
-            return mx.take(pool.reshape(-1, self.head_dim), keys.rows, axis=0)
-        tokens = mx.take(pool.reshape(-1, self.kv_heads * self.head_dim), keys.slots, axis=0)
-        tokens = tokens.reshape(*keys.slots.shape, self.kv_heads, self.head_dim)
-        return mx.contiguous(tokens.swapaxes(1, 2))
+            return mx.take(pool.reshape(-1, *rest), keys.rows, axis=0)
+        tokens = mx.take(pool.reshape(self.num_blocks * self.block_size, -1), keys.slots, axis=0)
+        return mx.contiguous(tokens.reshape(*keys.slots.shape, self.kv_heads, *rest).swapaxes(1, 2))
 
     def free(self) -> None:
         """Let go of the memory."""
-        self.keys.clear()
-        self.values.clear()
+        for pools in (self.keys, self.values, self.key_scales, self.value_scales):
+            pools.clear()
+
+
+def quantise(x: Array) -> tuple[Array, Array]:
+    """Codes int8 [..., D] and float32 scales [...] of ``x`` [..., D], the numbers that ``backends.cuda.kv`` defines."""
+    x = x.astype(mx.float32)
+    scales = mx.maximum(mx.abs(x).max(-1) / LARGEST, LEAST_SCALE)
+    scales = mx.where(mx.isfinite(scales), scales, float("nan"))
+    codes = mx.round(x / scales[..., None])
+    return mx.where(mx.isnan(codes), 0.0, codes).astype(mx.int8), scales
+
+
+def _decoder(dtype: Array) -> Callable[[Array, Array], Array]:
+    """What makes codes int8 [..., D] and scales float32 [..., 1] values in ``dtype``, with nothing in between."""
+
+    def decode(codes: Array, scales: Array) -> Array:
+        return (codes.astype(mx.float32) * scales).astype(dtype)
+
+    compiled: Callable[[Array, Array], Array] = mx.compile(decode, shapeless=True) if on_metal() else decode
+    return compiled
+
+
+def _zeros(shape: tuple[int, ...], dtype: Array, count: int) -> list[Array]:
+    return [mx.zeros(shape, dtype) for _ in range(count)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.config import EngineConfig
-from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, plan_memory
+from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, kv_element_bytes, plan_memory
 from ...models.config import ModelConfig
 from ...models.weight import Checkpoint
 from ..host_memory import free_bytes, kv_allowance
@@ -53,7 +53,11 @@ def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
         # what a step of this size could gather at most: every token its own context
         engine.max_num_batched_tokens * 2 * config.num_kv_heads * config.head_dim * config.max_position,
     )
-    return buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs) + attention * itemsize
+    element: float = itemsize
+    if engine.kv_cache_dtype != "auto":  # gathered codes and scales are there while they are made values
+        element += kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
+    buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs)
+    return buffers + round(attention * element)
 
 
 def plan(checkpoint: Checkpoint, engine: EngineConfig, loader: MlxLoader) -> MemoryPlan:
@@ -62,13 +66,12 @@ def plan(checkpoint: Checkpoint, engine: EngineConfig, loader: MlxLoader) -> Mem
     Raises:
         ValueError: the model does not fit; the message carries the numbers and what would help.
     """
-    if engine.kv_cache_dtype != "auto":
-        raise ValueError(f"kv_cache_dtype is {engine.kv_cache_dtype!r}; the MLX backend has 'auto' only")
     config, itemsize = checkpoint.config, int(loader.dtype.size)
-    weights, buffers = loader.planned_bytes(), work_bytes(checkpoint.config, engine, int(loader.dtype.size))
+    weights, buffers = loader.planned_bytes(), work_bytes(config, engine, itemsize)
+    per_token = kv_bytes_per_token(config, kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize))
     have = budget(weights, buffers, mx.device_info() if on_metal() else None)
     context = min(engine.max_model_len or config.max_position, config.max_position)
-    if weights + buffers + engine.block_size * kv_bytes_per_token(config, itemsize) > have.nbytes:
+    if weights + buffers + engine.block_size * per_token > have.nbytes:
         raise ValueError(
             f"{checkpoint.name} does not fit: its weights take {_gib(weights)} and a step's work memory "
             f"{_gib(buffers)}, and there are {_gib(have.nbytes)} ({have.source}); use a smaller quantisation of it, "
@@ -83,7 +86,7 @@ def plan(checkpoint: Checkpoint, engine: EngineConfig, loader: MlxLoader) -> Mem
     found = plan_memory(
         weight_bytes=weights,
         buffer_bytes=buffers,
-        kv_bytes_per_token=kv_bytes_per_token(config, itemsize),
+        kv_bytes_per_token=per_token,
         block_size=engine.block_size,
         available_bytes=have.nbytes,
         kv_cache_memory=engine.kv_cache_memory,

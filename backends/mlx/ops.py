@@ -70,7 +70,8 @@ class MlxOps:
         for group in groups.parts:
             if isinstance(group, PagedGroup):
                 pools = self.kv.keys[layer.index], self.kv.values[layer.index]
-                outs.append(paged_attention(q[group.tokens], *pools, group.paged, layer.scale))
+                scales = self.kv.scales(layer.index)
+                outs.append(paged_attention(q[group.tokens], *pools, group.paged, layer.scale, scales=scales))
                 continue
             outs.append(self._attend(q[group.tokens], layer, group))
             queued += group.keys.slots.size * 2 * self.config.num_kv_heads * self.config.head_dim

@@ -52,7 +52,8 @@ class MlxBackend:
         plan = memory.plan(checkpoint, config, loader)
         memory.set_limits(plan)
         self._decoder: Decoder | None = Decoder(model, loader)
-        self._kv = KVPool(model, plan.num_blocks, config.block_size, storage.dtype)
+        quantized = config.kv_cache_dtype == "int8"
+        self._kv = KVPool(model, plan.num_blocks, config.block_size, storage.dtype, quantized)
         self._rope = RotaryTable(model.rope, model.head_dim)
         self._ops: MlxOps | None = MlxOps(model, self._kv, storage.dtype)
         self._sampler: Sampler | None = Sampler(config.max_num_seqs, model.vocab_size)
@@ -73,7 +74,7 @@ class MlxBackend:
             block_size=config.block_size,
             weight_bytes=loader.nbytes,
             kv_bytes_per_token=plan.kv_bytes_per_token,
-            kv_cache_dtype=str(storage.dtype).removeprefix("mlx.core."),
+            kv_cache_dtype=self._kv.stored_dtype,
             max_in_flight=max_in_flight or (2 if on_metal() else 1),
         )
 

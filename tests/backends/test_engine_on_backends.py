@@ -25,9 +25,7 @@ def ids(count: int, seed: int = 0) -> tuple[int, ...]:
 
 
 @pytest.fixture(params=BLOCK_BYTES)
-def kv_cache_dtype(request, device):
-    if device == "mlx" and request.param != "auto":
-        pytest.skip("MLX keeps keys and values as it computes")
+def kv_cache_dtype(request):
     return request.param
 
 

@@ -52,11 +52,6 @@ def test_a_pool_that_does_not_fit_is_refused_with_what_is_left(tiny, mac):
         MlxBackend(open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_memory=8 * GIB))
 
 
-def test_quantised_kv_is_refused_by_name(tiny):
-    with pytest.raises(ValueError, match="kv_cache_dtype is 'int8'; the MLX backend has 'auto' only"):
-        MlxBackend(open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_dtype="int8"))
-
-
 def test_the_pool_takes_what_is_left(tiny, mac):
     """On a Mac: all that the share of the working set leaves, but never more than all sequences could use."""
     mac(2 * GIB)
