@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bireme.backends.mlx.metal.kernel import Launch
+from bireme.backends.mlx.metal.kernel import DEVICE_ELEMENTS, Launch
 
 COMPILER = shutil.which("g++")
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="the Metal harness compiles kernels with g++")
@@ -52,8 +52,6 @@ ATTRIBUTES = (  # every one that MLX looks for in a body, in its order
 #: MLX's names of types in a signature.
 TYPES = {"float32": "float", "float16": "float16_t", "bfloat16": "bfloat16_t"}
 TYPES |= {f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32)}
-#: Fewer elements than this MLX passes in the constant address space.
-DEVICE_ELEMENTS = 8
 
 
 class KernelError(RuntimeError):

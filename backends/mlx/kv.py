@@ -14,11 +14,10 @@ from ...models.config import ModelConfig
 from .library import Array, mx, on_metal
 from .metal.attention import Geometry
 from .metal.kernel import available, dtype_name
+from .metal.quantise import LEAST_SCALE, quantise_heads
 
 #: The largest code; symmetric, so -128 never occurs.
 LARGEST = 127.0
-#: The least scale, a normal float32.
-LEAST_SCALE = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ class KVPool:
     def store(self, layer: int, blocks: Array, offsets: Array, keys: Array, values: Array) -> None:
         """Write ``keys`` and ``values`` [T, kv_heads, head_dim] at ``offsets`` [T] of ``blocks`` [T]."""
         if self.quantized:
-            keys, key_scales = quantise(keys)
-            values, value_scales = quantise(values)
+            both = quantise_heads(keys, values) if available() else (quantise(keys), quantise(values))
+            (keys, key_scales), (values, value_scales) = both
             self.key_scales[layer][blocks, offsets] = key_scales
             self.value_scales[layer][blocks, offsets] = value_scales
         self.keys[layer][blocks, offsets] = keys

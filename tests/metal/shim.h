@@ -83,6 +83,7 @@ extern "C" char __start_metal_threadgroup[] __attribute__((weak)), __stop_metal_
 namespace metal {
 inline float exp2(float x) { return ::exp2f(x); }
 inline float log2(float x) { return ::log2f(x); }
+inline float rint(float x) { return ::rintf(x); }
 inline float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
 template <class N> inline N max(N a, N b) { return a > b ? a : b; }
 template <class N> inline N min(N a, N b) { return a < b ? a : b; }
@@ -293,11 +294,13 @@ enum class mem_flags { mem_none, mem_device, mem_threadgroup };
 
 inline void threadgroup_barrier(mem_flags, int line = __builtin_LINE()) { shim::wait(shim::AT_BARRIER, line); }
 
-inline float simd_shuffle_xor(float value, ushort mask, int line = __builtin_LINE()) {
-    const int lane = shim::current % 32;
-    return as_type<float>(shim::exchange(as_type<uint32_t>(value), line)[lane ^ mask]);
+inline uint simd_shuffle_xor(uint value, ushort mask, int line = __builtin_LINE()) {
+    const uint32_t *values = shim::exchange(value, line);
+    return values[(shim::current % 32) ^ mask];
 }
-
+inline float simd_shuffle_xor(float value, ushort mask, int line = __builtin_LINE()) {
+    return as_type<float>(simd_shuffle_xor(as_type<uint>(value), mask, line));
+}
 inline float simd_sum(float value, int line = __builtin_LINE()) {
     const uint32_t *values = shim::exchange(as_type<uint32_t>(value), line);
     float sum = 0;

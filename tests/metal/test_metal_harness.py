@@ -15,6 +15,7 @@ from bireme.backends.mlx.metal.attention import Geometry, attention_launch, make
 from bireme.backends.mlx.metal.kernel import Kernel, Launch
 from bireme.backends.mlx.metal.matmul import affine_launch, block_launch, dequantize_launch
 from bireme.backends.mlx.metal.norm_rope import Heads, norm_rope_launch
+from bireme.backends.mlx.metal.quantise import quantise_launch
 
 PROLOGUE = """
     const uint i = thread_position_in_grid.x;
@@ -125,6 +126,7 @@ def every_launch(dtype: str) -> list[Launch]:
         reduce_launch(shape, many),
         norm_rope_launch(Heads(8, 2, 64, 32, dtype, None, 1e-6), 2),
         norm_rope_launch(Heads(8, 2, 64, 32, dtype, "float32", 1e-6), 2),
+        quantise_launch(2, 2, 64, dtype),
         affine_launch(5, 64, 4, 32, dtype),
         block_launch(5, 64, "Q6_K", dtype),
         dequantize_launch(3, 256, "IQ4_XS", dtype),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import Constant, Kernel, Launch
+from .kernel import DEVICE_ELEMENTS, Constant, Kernel, Launch
 
 Ints = NDArray[np.int32]
 
@@ -109,13 +109,13 @@ def make_spans(sequences: Ints, positions: Ints, window: int | None, threadgroup
 
 
 def roomy_tables(tables: Ints) -> Ints:
-    """``tables`` with columns up to a multiple of 8: few shapes, and never so small that MLX passes it otherwise."""
-    more = -tables.shape[1] % 8
+    """``tables`` with columns up to a multiple of 8: few shapes, and never fewer than DEVICE_ELEMENTS."""
+    more = -tables.shape[1] % DEVICE_ELEMENTS
     return np.ascontiguousarray(np.pad(tables, ((0, 0), (0, more)), constant_values=-1))
 
 
 def _roomy(items: Ints) -> Ints:
-    """MLX hands arrays of fewer than 8 elements to a kernel in another address space: one item gets a row more."""
+    """One item gets a row more, for DEVICE_ELEMENTS."""
     return items if len(items) > 1 else np.concatenate((items, np.zeros_like(items)))
 
 
@@ -152,7 +152,7 @@ def attention_launch(shape: Geometry, spans: Spans, scale: float, softcap: float
     grid = (SIMDS * 32, shape.threadgroups, spans.count)
     outputs: tuple[tuple[tuple[int, ...], str], ...] = (((spans.tokens, shape.heads, shape.head_dim), shape.dtype),)
     if spans.split:
-        rows = (spans.count, shape.heads)
+        rows = (max(spans.count, -(-DEVICE_ELEMENTS // shape.heads)), shape.heads)
         outputs = (((*rows, shape.head_dim), "float32"), (rows, "float32"))
     return Launch(kernel, grid, (SIMDS * 32, 1, 1), outputs)
 
@@ -184,7 +184,8 @@ class PagedStep:
     def build(cls, shape: Geometry, spans: Spans, tables: Ints) -> PagedStep:
         from ..library import mx
 
-        return cls(shape, spans, mx.array(roomy_tables(tables)), mx.array(spans.items), mx.array(spans.starts))
+        starts = np.resize(spans.starts, max(len(spans.starts), DEVICE_ELEMENTS))
+        return cls(shape, spans, mx.array(roomy_tables(tables)), mx.array(spans.items), mx.array(starts))
 
 
 def paged_attention(

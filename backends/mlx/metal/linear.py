@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from ..library import Array, mx
-from .kernel import available, dtype_name
+from .kernel import DEVICE_ELEMENTS, available, dtype_name
 from .matmul import (
     DENSE_ELEMENTS,
     MOST_AFFINE,
@@ -61,8 +61,11 @@ class BlockLinear:
 
     def decode(self, index: Array, dtype: Array) -> Array:
         """The rows ``index`` int32 [n], dense: [n, K]."""
+        count = index.shape[0]
+        if count < DEVICE_ELEMENTS:
+            index = mx.pad(index, (0, DEVICE_ELEMENTS - count))
         launch = dequantize_launch(index.shape[0], self.columns, self.kind, dtype_name(dtype))
-        return launch.run(self.words, index, mx.array([self.columns], dtype=mx.int32))[0]
+        return launch.run(self.words, index, mx.array([self.columns], dtype=mx.int32))[0][:count]
 
 
 @dataclass(frozen=True, slots=True)
