@@ -72,6 +72,12 @@ class RowTable:
         )
 
 
+def unpack_masks(bits: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
+    """``StepMasks.bits`` [M, W] as bool [M, V]."""
+    words = bits.astype("<i4", copy=False).view(np.uint8)
+    return np.unpackbits(words, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
+
+
 class _Ragged:
     """A few (token id, value) pairs per row."""
 

@@ -30,6 +30,14 @@ class RowInit:
 
 
 @dataclass(frozen=True, slots=True)
+class StepMasks:
+    """Which tokens may be drawn, for the sampled sequences that follow a grammar. Every mask allows some token."""
+
+    index: NDArray[np.int64]  # [M], rising: places among the N sequences with ``samples`` set
+    bits: NDArray[np.int32]  # [M, ceil(V / 32)], a set bit per allowed id, the lowest id in the lowest bit
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """One step's work. A sequence's tokens are contiguous; sequences with one token (decodes) need not come first."""
 
@@ -44,6 +52,7 @@ class StepBatch:
     samples: NDArray[np.bool_]  # [S], whether a next token is drawn after the sequence's last token
     copies: NDArray[np.int32]  # [C, 2] (from block, to block), done before the step writes anything
     new_rows: tuple[RowInit, ...] = ()
+    masks: StepMasks | None = None  # None when no sampled sequence follows a grammar
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """Picks the next tokens, for all rows of a step at once.
 
-Order: repetition, presence and frequency penalties; logit bias; the mask of end tokens before ``min_tokens``;
-temperature; top-k; top-p over what top-k left; min-p. Tokens that tie with the last one kept are kept too.
+Order: repetition, presence and frequency penalties; logit bias; the masks of end tokens before ``min_tokens`` and of
+what a grammar forbids; temperature; top-k; top-p over what top-k left; min-p. Tokens that tie with the last one kept
+are kept too.
 
 The draw inverts the cumulative distribution in the order of token ids, in integers: a token's weight is
 ``floor(exp(x - max) * 2^30)`` with ``x = logits / temperature`` in float32, the row's word is a 32-bit Philox word
@@ -18,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...core.step import RowInit
+from ...core.step import RowInit, StepMasks
 from ..philox import token_words
-from ..rows import FRACTION_BITS, WEIGHT_BITS, RowTable
+from ..rows import FRACTION_BITS, WEIGHT_BITS, RowTable, unpack_masks
 
 #: Most likely tokens looked at first for top-k and top-p on a CPU, where sorting a vocabulary costs milliseconds.
 FIRST_RANKS = 256
@@ -69,25 +70,35 @@ class Sampler:
         self._in_prompt[init.row] = torch.from_numpy(prompt).to(self.device)
         self._made[init.row] = torch.from_numpy(made).to(self.device)
 
-    def sample(self, logits: torch.Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Sampled:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        masks: StepMasks | None = None,
+    ) -> Sampled:
         """Draw a token per row.
 
         Args:
             logits: [N, V]; used up.
             rows: [N], each at most once.
             positions: [N], the place in its sequence that each new token takes.
+            masks: of the rows that follow a grammar; forbidden tokens count as -inf.
         """
         table = self.table
         tokens = argmax(logits)
         best = logits.gather(1, tokens[:, None])[:, 0]
         nan = ~torch.isfinite(best)  # a NaN counts as the largest; an overflow or a row of -inf is found as well
-        if table.plain(rows):
+        if masks is None and table.plain(rows):
             table.made[rows] += 1
             return Sampled(tokens.masked_fill(nan, 0), nan, None)
         logits = logits.float()
         asked = np.flatnonzero(table.logprobs[rows] >= 0)
         raw = logits[self._put(asked)].log_softmax(-1) if len(asked) else None
-        if self._adjust(logits, rows):
+        adjusted = self._adjust(logits, rows)
+        if masks is not None:
+            self.apply(masks, logits)
+        if adjusted or masks is not None:
             tokens = argmax(logits)
         drawn = np.flatnonzero(~table.greedy[rows])
         if len(drawn):
@@ -116,6 +127,19 @@ class Sampler:
             row, ids, _ = table.ends.pairs(rows[short])
             logits[self._put(short[row]), self._put(ids)] = float("-inf")
         return bool(len(penalised) or len(biased) or len(short))
+
+    def apply(self, masks: StepMasks, logits: torch.Tensor) -> None:
+        """Make what ``masks`` forbid impossible, in place."""
+        index = self._put(masks.index)
+        logits[index] = logits[index].masked_fill(~self._allowed(masks.bits), float("-inf"))
+
+    def _allowed(self, bits: NDArray[np.int32]) -> torch.Tensor:
+        """Packed masks as bool [M, V]."""
+        vocab = self.table.vocab_size
+        if self.device.type == "cpu":
+            return torch.from_numpy(unpack_masks(bits, vocab))
+        shifts = torch.arange(32, dtype=torch.int32, device=self.device)
+        return ((self._put(bits)[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()
 
     def _penalise(self, logits: torch.Tensor, rows: NDArray[np.int32]) -> torch.Tensor:
         assert self._in_prompt is not None and self._made is not None

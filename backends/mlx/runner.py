@@ -109,7 +109,8 @@ class MlxBackend:
     def _sample(self, logits: Array, batch: StepBatch) -> Sampled:
         assert self._sampler is not None
         rows = batch.rows[batch.samples]
-        sampled = self._sampler.sample(logits, rows, batch.context_lens[batch.samples].astype(np.int64))
+        positions = batch.context_lens[batch.samples].astype(np.int64)
+        sampled = self._sampler.sample(logits, rows, positions, batch.masks)
         self._last_tokens[put(rows)] = sampled.tokens
         return sampled
 

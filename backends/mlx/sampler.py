@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.step import RowInit
+from ...core.step import RowInit, StepMasks
 from ..philox import token_words
 from ..rows import FRACTION_BITS, WEIGHT_BITS, RowTable
 from .library import Array, mx
@@ -76,23 +76,29 @@ class Sampler:
         self._in_prompt[init.row] = mx.array(prompt)
         self._made[init.row] = mx.array(made)
 
-    def sample(self, logits: Array, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Sampled:
+    def sample(
+        self, logits: Array, rows: NDArray[np.int32], positions: NDArray[np.int64], masks: StepMasks | None = None
+    ) -> Sampled:
         """Draw a token per row.
 
         Args:
             logits: [N, V].
             rows: [N], each at most once.
             positions: [N], the place in its sequence that each new token takes.
+            masks: of the rows that follow a grammar; forbidden tokens count as -inf.
         """
         table = self.table
         logits = logits.astype(mx.float32)
         nan = ~mx.isfinite(mx.max(logits, axis=-1)) | mx.any(mx.isnan(logits), axis=-1)
-        if table.plain(rows):
+        if masks is None and table.plain(rows):
             table.made[rows] += 1
             return Sampled(_token(mx.argmax(logits, axis=-1), nan), nan, None)
         asked = np.flatnonzero(table.logprobs[rows] >= 0)
         raw = _log_softmax(logits[_put(asked)]) if len(asked) else None
         logits = self._adjust(logits, rows)
+        if masks is not None:
+            index = _put(masks.index)
+            logits[index] = mx.where(_allowed(masks.bits, table.vocab_size), logits[index], -float("inf"))
         tokens = mx.argmax(logits, axis=-1)
         drawn = np.flatnonzero(~table.greedy[rows])
         if len(drawn):
@@ -204,6 +210,12 @@ def _bisect(holds: Callable[[Array], Array], rows: int) -> Array:
         tried = found + (1 << bit)
         found = mx.where(holds(tried), tried, found)
     return found
+
+
+def _allowed(bits: NDArray[np.int32], vocab: int) -> Array:
+    """Packed masks as bool [M, V]."""
+    shifts = mx.arange(32, dtype=mx.int32)
+    return ((mx.array(bits)[:, :, None] >> shifts) & 1).reshape(len(bits), -1)[:, :vocab].astype(mx.bool_)
 
 
 def _token(tokens: Array, nan: Array) -> Array:

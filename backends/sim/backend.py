@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ...core.step import PLACEHOLDER, RowInit, StepBatch, StepLogprobs, StepResult
 from ..base import BackendInfo
+from ..rows import unpack_masks
 from .clock import VirtualClock
 from .contents import draw, entry, weight, weights
 from .contract import ContractError, check_batch
@@ -113,7 +114,8 @@ class SimBackend:
             context = self._read_and_store(batch, s, starts[s], starts[s + 1], state)
             if not samples:
                 continue
-            token, bad = self._sample(context, state, int(batch.context_lens[s]))
+            mask = _mask_of(batch, len(tokens), self.options.vocab_size)
+            token, bad = self._sample(context, state, int(batch.context_lens[s]), mask)
             tokens.append(token)
             nan.append(bad)
             wanted.append(state.init.params.logprobs)
@@ -156,15 +158,25 @@ class SimBackend:
             raise ContractError(f"row {state.init.row}: token {token} at {position}, not {known[position]}")
         return known[position]
 
-    def _sample(self, context: int, state: _Row, length: int) -> tuple[int, bool]:
+    def _sample(self, context: int, state: _Row, length: int, allowed: NDArray[np.bool_] | None) -> tuple[int, bool]:
         init, params = state.init, state.init.params
         if length != len(state.tokens):
             raise ContractError(f"row {init.row} samples after {length} tokens, {len(state.tokens)} are known")
         outputs = len(state.tokens) - len(init.prompt_ids)
         banned = init.end_ids if outputs < params.min_tokens else ()
+        if allowed is not None:
+            banned = (*banned, *np.flatnonzero(~allowed).tolist())
         token = draw(context, init.seed, params.temperature == 0, self.options.vocab_size, banned)
         state.tokens.append(token)
         return token, outputs == 1 and self.options.nan_token in init.prompt_ids
+
+
+def _mask_of(batch: StepBatch, n: int, vocab_size: int) -> NDArray[np.bool_] | None:
+    """What the step's ``n``-th sampled sequence may draw; None: anything."""
+    if batch.masks is None:
+        return None
+    at = np.flatnonzero(batch.masks.index == n)
+    return unpack_masks(batch.masks.bits[at], vocab_size)[0] if len(at) else None
 
 
 class SimTicket:
@@ -190,7 +202,9 @@ class SimTicket:
 
 
 def _digest(batch: StepBatch) -> int:
-    return hash((batch.token_ids.tobytes(), batch.slots.tobytes(), batch.block_tables.tobytes(), batch.rows.tobytes()))
+    masks = b"" if batch.masks is None else batch.masks.bits.tobytes()
+    arrays = (batch.token_ids, batch.slots, batch.block_tables, batch.rows)
+    return hash((masks, *(array.tobytes() for array in arrays)))
 
 
 def _logprobs(tokens: NDArray[np.int32], wanted: list[int | None], vocab_size: int) -> StepLogprobs | None:

@@ -35,6 +35,7 @@ def check_batch(batch: StepBatch, info_blocks: int, block_size: int, max_len: in
     _require(bool((batch.positions[last] + 1 == batch.context_lens).all()), "context_lens is the last position + 1")
     _check_blocks(batch, info_blocks, block_size, counts)
     _check_copies(batch, info_blocks)
+    _check_masks(batch)
 
 
 def _check_blocks(batch: StepBatch, num_blocks: int, size: int, counts: NDArray[np.int32]) -> None:
@@ -59,6 +60,16 @@ def _check_copies(batch: StepBatch, num_blocks: int) -> None:
     sources, targets = set(batch.copies[:, 0].tolist()), batch.copies[:, 1].tolist()
     _require(len(set(targets)) == len(targets) and not sources & set(targets), "copies that depend on their order")
     _require(0 <= int(batch.copies.min()) and int(batch.copies.max()) < num_blocks, "copies inside the pool")
+
+
+def _check_masks(batch: StepBatch) -> None:
+    if batch.masks is None:
+        return
+    index, bits = batch.masks.index, batch.masks.bits
+    _require(index.dtype == np.int64 and bits.dtype == np.int32 and len(index) == len(bits) > 0, "a mask per index")
+    _require(bool((np.diff(index) > 0).all()) and int(index[0]) >= 0, "masks in the order of the batch")
+    _require(int(index[-1]) < int(batch.samples.sum()), "masks for sampled sequences only")
+    _require(bool(bits.any(1).all()), "every mask allows some token")
 
 
 def _require(good: bool, rule: str) -> None:
