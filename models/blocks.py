@@ -1,7 +1,8 @@
 """GGML's block formats taken apart: unsigned codes, and per group a scale with a minimum, a zero point or a codebook.
 
-The layouts are those of ggml-common.h. Nothing is multiplied here that the format's own decoding doesn't multiply
-first, so that ``Blocks.values`` rounds exactly as the reference decoders do.
+The layouts are those of ggml-common.h, and MXFP4's numbers those of OCP Microscaling Formats v1.0. Nothing is
+multiplied here that the format's own decoding doesn't multiply first, so that ``Blocks.values`` rounds exactly as the
+reference decoders do.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ Floats = NDArray[np.float32]
 IQ4_CODEBOOK = np.array(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
 )  # fmt: skip
+#: E2M1 numbers times two; the file's scale is halved to match, and the code of minus zero stands for zero.
+MXFP4_CODEBOOK = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.float32)
 _NIBBLES = np.array((0, 4), np.uint8)
 _PAIRS = np.array((0, 2, 4, 6), np.uint8)
 _BITS = np.arange(8, dtype=np.uint8)
@@ -156,6 +159,11 @@ def _iq4_xs(b: Bytes) -> Blocks:
     return Blocks(_low_high(b[:, 8:], 16), _half(b[:, :2]) * scales, codebook=IQ4_CODEBOOK)
 
 
+def _mxfp4(b: Bytes) -> Blocks:
+    scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
+    return Blocks(_low_high(b[:, 1:], 16), scale, codebook=MXFP4_CODEBOOK)
+
+
 UNPACKERS: dict[str, Callable[[Bytes], Blocks]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -169,4 +177,5 @@ UNPACKERS: dict[str, Callable[[Bytes], Blocks]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DENSE = ("F32", "F16", "BF16")
-DECODABLE = frozenset(
-    (*DENSE, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
-)
+_LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+_K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+#: Types whose code stands for an entry of a table.
+CODEBOOK = ("IQ4_NL", "IQ4_XS", "MXFP4")
+DECODABLE = frozenset((*DENSE, *_LEGACY, *_K_TYPES, *CODEBOOK))
 
 
 @dataclass(frozen=True, slots=True)

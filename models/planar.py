@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from .blocks import UNPACKERS, unpack
 from .dequant import row_chunks
-from .ggml_types import BY_NAME
+from .ggml_types import BY_NAME, CODEBOOK
 from .mlx_affine import unpack_codes
 from .weight import Weight
-
-NON_LINEAR = ("IQ4_NL", "IQ4_XS")  # code to value is a table, not a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,11 @@ _GROUP = {"Q2_K": 16, "Q3_K": 16, "Q6_K": 16}
 
 
 def planar(weight: Weight, start: int = 0, stop: int | None = None) -> PlanarWeight | None:
-    """Rows ``start`` to ``stop`` (all, unless given) in planar form; None for dense and codebook (IQ4) types.
+    """Rows ``start`` to ``stop`` (all, unless given) in planar form; None for dense and codebook (IQ4, MXFP4) types.
 
     MLX groups of 64 and 128 come as groups of 32 of equal scale. Temporaries stay at a few chunks of rows.
     """
-    if weight.kind != "MLX" and (weight.kind not in UNPACKERS or weight.kind in NON_LINEAR):
+    if weight.kind != "MLX" and (weight.kind not in UNPACKERS or weight.kind in CODEBOOK):
         return None
     stop = weight.shape[0] if stop is None else min(stop, weight.shape[0])
     rows, columns = max(stop - start, 0), weight.shape[1]

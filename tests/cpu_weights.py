@@ -10,7 +10,21 @@ from numpy.typing import NDArray
 
 from bireme.models.weight import Weight
 
-EXACT_GGML = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+EXACT_GGML = (
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+)
 DENSE = ("F32", "F16", "BF16")
 KINDS = (*EXACT_GGML, *DENSE, "MLX")
 
@@ -23,7 +37,9 @@ def ggml_weight(kind: str, rows: int, columns: int, rng: np.random.Generator) ->
     """Blocks of random bits, with scales that make values of ordinary size."""
     elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     data = rng.integers(0, 256, (rows, columns // elements, size), dtype=np.uint8)
-    for offset in _HALVES.get(kind, (0,)):
+    if kind == "MXFP4":
+        data[:, :, 0] = rng.integers(116, 122, data.shape[:2])
+    for offset in _HALVES.get(kind, () if kind == "MXFP4" else (0,)):
         halves = rng.normal(0, 0.01, (rows, columns // elements, 1)).astype(np.float16)
         data[:, :, offset : offset + 2] = halves.view(np.uint8)
     return Weight("w", (rows, columns), kind, data.reshape(rows, -1))

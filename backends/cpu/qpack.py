@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.blocks import unpack
-from ...models.ggml_types import BY_NAME
-from ...models.planar import NON_LINEAR, planar
+from ...models.ggml_types import BY_NAME, CODEBOOK
+from ...models.planar import planar
 from ...models.weight import Weight
 from .jit import target
 from .qformat import GROUP, LANES, Format, pack_tiles, unpack_tiles
@@ -70,7 +70,7 @@ def pack(weight: Weight) -> Packed:
 def _format(weight: Weight) -> tuple[Format, str]:
     """The narrowest format that holds ``weight`` exactly (or 8 bits, for dense weights), and its label."""
     half = _reads_halves() and weight.kind in _HALF_KINDS
-    if weight.kind in NON_LINEAR:
+    if weight.kind in CODEBOOK:
         return Format((8,), half=half), weight.kind
     if weight.kind == "MLX":
         assert weight.scales is not None
@@ -91,7 +91,7 @@ def _reads_halves() -> bool:
 
 def _parts(form: Format, weight: Weight, start: int, stop: int) -> Parts:
     """Codes (signed ones as int8), scales and minimums of some rows."""
-    if weight.kind in NON_LINEAR:
+    if weight.kind in CODEBOOK:
         return _codebook(weight, start, stop)
     found = planar(weight, start, stop)
     if found is None:
@@ -103,7 +103,7 @@ def _parts(form: Format, weight: Weight, start: int, stop: int) -> Parts:
 
 
 def _codebook(weight: Weight, start: int, stop: int) -> Parts:
-    """IQ4 types: their code book's values are whole numbers of 8 bits."""
+    """IQ4 types and MXFP4: their code book's values are whole numbers of 8 bits."""
     columns = weight.shape[1]
     blocks = unpack(weight.kind, weight.data[start:stop].reshape(-1, BY_NAME[weight.kind].size))
     assert blocks.codebook is not None

@@ -109,8 +109,7 @@ class MlxLoader:
             return Packing(weight.bits, weight.group_size, MODE_OF[weight.kind])
         if weight.kind in BLOCK_TYPES and available():
             return Packing(0, 0, weight.kind)
-        columns = weight.shape[1]
-        return Packing(REPACKED.get(weight.kind, REQUANTISED.bits), GROUP) if columns % GROUP == 0 else None
+        return REPACKED.get(weight.kind, REQUANTISED) if weight.shape[1] % GROUP == 0 else None
 
     def _runs(self, weights: list[Weight]) -> Iterator[list[Weight]]:
         """Neighbours that are held alike."""
@@ -167,13 +166,16 @@ class MlxLoader:
         if weight.kind == "MLX" and weight.group_size in AFFINE_GROUPS:
             return mx.array(weight.data), self._scale(weight.scales), self._scale(weight.biases)
         if weight.kind in REPACKED:
-            chunks = [repack(weight, *rows, self._scale_dtype) for rows in _chunks(weight)]
-            return (
-                _join([mx.array(chunk.words) for chunk in chunks]),
-                _join([self._scale(chunk.scales) for chunk in chunks]),
-                _join([self._scale(chunk.biases) for chunk in chunks]),
-            )
+            return self._repack(weight)
         return self._requantise(weight)
+
+    def _repack(self, weight: Weight) -> tuple[Array, Array, Array | None]:
+        chunks = [repack(weight, *rows, self._scale_dtype) for rows in _chunks(weight)]
+        words = _join([mx.array(chunk.words) for chunk in chunks])
+        if REPACKED[weight.kind].mode != "affine":
+            return words, _join([mx.array(chunk.scales) for chunk in chunks]), None
+        scales = _join([self._scale(chunk.scales) for chunk in chunks])
+        return words, scales, _join([self._scale(chunk.biases) for chunk in chunks])
 
     def _requantise(self, weight: Weight) -> tuple[Array, Array, Array]:
         self.requantised[weight.kind] = self.requantised.get(weight.kind, 0) + 1

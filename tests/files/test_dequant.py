@@ -13,7 +13,7 @@ from tiny import GOLDEN, quantize_affine
 
 from bireme.models import dequant
 from bireme.models.dequant import dequantize, select_rows, take_rows
-from bireme.models.ggml_types import BY_NAME, DECODABLE, DENSE
+from bireme.models.ggml_types import BY_NAME, CODEBOOK, DECODABLE, DENSE
 from bireme.models.gguf import GgufFile
 from bireme.models.mlx_affine import BITS, unpack_codes
 from bireme.models.planar import planar
@@ -26,11 +26,15 @@ COLUMNS = 512
 
 
 def random_blocks(kind: str, rows: int, seed: int = 0) -> Weight:
-    """Random bits in every field, but for the float16 scales, which are finite numbers of either sign."""
+    """Random bits in every field, but for float16 scales, which are finite numbers of either sign, and for MXFP4's
+    powers of two, which leave the values finite."""
     rng = np.random.default_rng(seed)
     size = BY_NAME[kind].size
     raw = rng.integers(0, 256, (rows * COLUMNS // BY_NAME[kind].block, size), dtype=np.uint8)
-    for at in HALVES.get(kind, (0,)):
+    if kind == "MXFP4":
+        raw[:, 0] = rng.integers(0, 253, len(raw))
+        raw[:4, 0] = 0, 1, 2, 252
+    for at in HALVES.get(kind, () if kind == "MXFP4" else (0,)):
         raw[:, at : at + 2] = rng.standard_normal((len(raw), 1)).astype("<f2").view(np.uint8)
     return Weight("w", (rows, COLUMNS), kind, raw.reshape(rows, -1))
 
@@ -80,7 +84,7 @@ def test_stored_fixture_of_k_types() -> None:
 def test_planar_form(kind: str) -> None:
     weight = random_blocks(kind, 11)
     form = planar(weight)
-    if kind.startswith("IQ"):
+    if kind in CODEBOOK:
         assert form is None
         return
     assert form is not None
