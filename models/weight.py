@@ -33,6 +33,7 @@ class Weight:
     biases: NDArray[Any] | None = None
     bits: int = 0
     group_size: int = 0
+    order: NDArray[np.integer[Any]] | None = None  # [columns]: stored column j is column order[j]; None: in order
 
     def dequantize(self) -> NDArray[np.float32]:
         """The exact float32 values, shape ``shape``: bit for bit those of gguf-py (GGML types) or mlx (affine)."""

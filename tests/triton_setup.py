@@ -23,6 +23,7 @@ BLOCK = 4
 BLOCKS = 64
 #: Where a block's float16 numbers lie, if not only in its first two bytes.
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES |= {"Q2_K": (80, 82), "Q3_K": (108,)}
 
 
 def shape(heads: int = 2, kv_heads: int = 1, dim: int = 64, rotary: int | None = None) -> ModelConfig:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from ...models.weight import Checkpoint, Progress
 from .kernels import quantized
-from .planes import FORMATS, Planes, planes
+from .plane_form import Planes
+from .planes import has_planes, planes
 from .weights import DenseLoader, Embedding, Linear
 
 #: Rows of x from which decoding a weight once and multiplying with torch's kernels is the faster way.
@@ -76,13 +77,14 @@ class PlanarLoader(DenseLoader):
         if len(names) == 1 and names[0] in self._planes:
             return QuantizedLinear([self._planes[names[0]]])
         weights = self.weights(names)
-        if any(weight.kind not in FORMATS for weight in weights):
+        if not all(has_planes(weight) for weight in weights):
             return super().linear(*names)
         bias = self.bias(names, [weight.shape[0] for weight in weights])
         return QuantizedLinear([self._take(name) for name in names], bias)
 
     def embedding(self, name: str) -> Embedding:
-        if self.checkpoint.weight(name + ".weight").kind not in FORMATS:
+        weight = self.checkpoint.weight(name + ".weight")
+        if not has_planes(weight) or weight.order is not None:
             return super().embedding(name)
         self._planes[name] = self._take(name)
         return QuantizedEmbedding(self._planes[name], self.dtype)
@@ -90,7 +92,6 @@ class PlanarLoader(DenseLoader):
     def _take(self, name: str) -> Planes:
         weight = self.checkpoint.weight(name + ".weight")
         made = planes(weight, self.device)
-        assert made is not None
         self.count(weight)
         self.nbytes += made.nbytes
         return made

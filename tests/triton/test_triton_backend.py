@@ -19,6 +19,7 @@ from bireme.backends.cuda.triton_ops import TritonOps
 from bireme.backends.cuda.weights import DenseLinear, DenseLoader
 from bireme.core.config import EngineConfig
 from bireme.models.checkpoint import open_checkpoint
+from bireme.models.weight import Weight
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
@@ -83,6 +84,9 @@ def test_a_tied_head_shares_the_embeddings_planes():
 
 
 def test_what_has_no_planes_is_dense():
-    loader = PlanarLoader(fake_checkpoint({"a": "IQ4_NL", "b": "Q4_0"}), torch.float32, CPU)
-    layer = loader.linear("a", "b")
+    checkpoint = fake_checkpoint({"b": "Q4_0"})
+    dense = Weight("a", (9, 256), "F16", np.ones((9, 256), np.float16))
+    stored = checkpoint.weight
+    checkpoint.weight = lambda name: dense if name == "a.weight" else stored(name)
+    layer = PlanarLoader(checkpoint, torch.float32, CPU).linear("a", "b")
     assert isinstance(layer, DenseLinear) and layer.weight.shape == (18, 256)

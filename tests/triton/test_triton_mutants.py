@@ -43,7 +43,6 @@ def product_is_right() -> None:
     """Beside the product nothing is written."""
     weight, values = block_weight("Q4_1", 67, 64)
     made = planes(weight, CPU)
-    assert made is not None
     x, out = torch.randn(3, 64), torch.full((6, 70), 7.0)
     quantized.some(x, made, None, out[:3, :67], 1)
     close(out[:3, :67], x @ torch.from_numpy(values).T, 16)

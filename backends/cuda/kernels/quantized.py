@@ -1,7 +1,6 @@
 """Products with weights that stay quantised: for a few rows, for some, and decoding for many.
 
-All three decode with one function, exactly as gguf-py does: a code times its scale is exact in float32 for every type,
-so that each value is rounded once however a compiler fuses it.
+All three decode with one function, ``plane_values.decode_tile``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ..planes import FORMATS, Planes
+from ..ggml_planes import TYPES
+from ..plane_form import Form, Planes
+from .plane_values import decode_tile
 from .variant import Variant
 
 VECTOR_ROWS = 8  # of the weight, a program
@@ -21,72 +22,25 @@ FEW = 4  # rows of x up to which the vector kernel is used
 WEIGHT_ROWS = 64
 PROGRAMS = 2 * 132
 MOST_SPLITS = 8
-
-
-@triton.jit
-def _half(word):
-    """The float16 in a word's lower half, as float32."""
-    return (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _decode(
-    low, high, words, scale, minimum, tile, row, valid, rows,
-    EIGHT: tl.constexpr, HIGH_BITS: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, SUPER: tl.constexpr,
-    SIXTEEN: tl.constexpr,
-):  # fmt: skip
-    """Columns 0 to 31 and 32 to 63 of ``tile`` (one, or [R]) of ``row`` [R]: two float32 [R, 32].
-
-    Rows that are not ``valid`` are zero.
-    """
-    lane = tl.arange(0, 32)[None, :]
-    at = tile.to(tl.int64) * rows + row
-    inside = valid[:, None]
-    if EIGHT:
-        code_a = tl.load(low + at[:, None] * 64 + lane, mask=inside, other=0).to(tl.float32)
-        code_b = tl.load(low + at[:, None] * 64 + 32 + lane, mask=inside, other=0).to(tl.float32)
-    else:
-        byte = tl.load(low + at[:, None] * 32 + lane, mask=inside, other=0).to(tl.int32)
-        code_a, code_b = byte & 15, byte >> 4
-        if HIGH_BITS > 0:
-            WIDTH: tl.constexpr = 8 * HIGH_BITS
-            FIELD: tl.constexpr = (1 << HIGH_BITS) - 1
-            bits = tl.load(high + at[:, None] * WIDTH + lane % WIDTH, mask=inside, other=0).to(tl.int32)
-            shift = lane // WIDTH * HIGH_BITS
-            code_a |= ((bits >> shift) & FIELD) << 4
-            code_b |= ((bits >> (shift + 4)) & FIELD) << 4
-        code_a, code_b = (code_a - ZERO).to(tl.float32), (code_b - ZERO).to(tl.float32)
-    if SUPER:
-        word = tl.load(words + at, mask=valid, other=0)
-        group = tile.to(tl.int64) // 4 * rows + row
-        d = tl.load(scale + group, mask=valid, other=0.0).to(tl.float32)
-        if SIXTEEN:
-            word, left = word[:, None], lane < 16
-            scale_a = d[:, None] * tl.where(left, (word << 24) >> 24, (word << 16) >> 24).to(tl.float32)
-            scale_b = d[:, None] * tl.where(left, (word << 8) >> 24, word >> 24).to(tl.float32)
-            value_a, value_b = code_a * scale_a, code_b * scale_b
-        else:
-            dmin = tl.load(minimum + group, mask=valid, other=0.0).to(tl.float32)
-            scale_a, scale_b = d * (word & 255).to(tl.float32), d * ((word >> 16) & 255).to(tl.float32)
-            least_a, least_b = dmin * ((word >> 8) & 255).to(tl.float32), dmin * ((word >> 24) & 255).to(tl.float32)
-            value_a = code_a * scale_a[:, None] - least_a[:, None]
-            value_b = code_b * scale_b[:, None] - least_b[:, None]
-    else:
-        PARTS: tl.constexpr = 2 if MINIMUM else 1
-        place = words + tile.to(tl.int64) * PARTS * rows + row
-        word = tl.load(place, mask=valid, other=0)
-        value_a, value_b = code_a * _half(word)[:, None], code_b * _half(word >> 16)[:, None]
-        if MINIMUM:
-            word = tl.load(place + rows, mask=valid, other=0)
-            value_a, value_b = value_a + _half(word)[:, None], value_b + _half(word >> 16)[:, None]
-    return value_a, value_b
+#: The forms that are compiled ahead.
+FORMS = {kind: blocks.form for kind, blocks in TYPES.items()} | {
+    "AWQ": Form(scales="group, minimum", group=128),
+    "GPTQ 8-bit": Form(8, scales="group, minimum", group=128),
+    "MLX 4-bit": Form(scales="group, minimum", group=64),
+    "fp8 blocks": Form(8, meaning="e4m3", scales="group", group=128, shared=128),
+    "fp8 rows": Form(8, meaning="e4m3", scales="group"),
+}
+GROUP_TYPES = {kind: {"low": "*u8", "words": "*u8"} for kind in FORMS if kind not in TYPES}
+GROUP_TYPES["AWQ"]["minimum"] = GROUP_TYPES["GPTQ 8-bit"]["minimum"] = "*u8"  # zero points
+GROUP_TYPES["MLX 4-bit"] |= dict.fromkeys(("scale", "minimum"), "*bf16")
+COMMON = ("Q4_K", "Q6_K", "Q8_0", "AWQ", "fp8 blocks")
 
 
 @triton.jit
 def dequantize_kernel(
     low, high, words, scale, minimum, picks, out, rows, columns, count, first,
-    EIGHT: tl.constexpr, HIGH_BITS: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, SUPER: tl.constexpr,
-    SIXTEEN: tl.constexpr, PICK: tl.constexpr, BLOCK: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, MEANING: tl.constexpr, SCALES: tl.constexpr,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, PICK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (b, tile): 64 columns of BLOCK rows, those that ``picks`` names or, without PICK, from ``first`` on."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -95,8 +49,8 @@ def dequantize_kernel(
         row = tl.load(picks + index, mask=valid, other=0)
     else:
         row = first + index
-    a, b = _decode(
-        low, high, words, scale, minimum, tile, row, valid, rows, EIGHT, HIGH_BITS, ZERO, MINIMUM, SUPER, SIXTEEN
+    a, b = decode_tile(
+        low, high, words, scale, minimum, tile, row, valid, rows, LOW, HIGH, ZERO, MEANING, SCALES, GROUP, SHARED
     )
     column = tile * 64 + tl.arange(0, 32)[None, :]
     place = out + index[:, None] * columns + column
@@ -107,8 +61,8 @@ def dequantize_kernel(
 @triton.jit
 def vector_kernel(
     x, low, high, words, scale, minimum, bias, out, rows, columns, count, out_stride,
-    EIGHT: tl.constexpr, HIGH_BITS: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, SUPER: tl.constexpr,
-    SIXTEEN: tl.constexpr, BIAS: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, MEANING: tl.constexpr, SCALES: tl.constexpr,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, BIAS: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Program n: ROWS rows of the weight times ``count`` (at most COUNT) rows of x, in float32 without tensor cores.
 
@@ -123,8 +77,8 @@ def vector_kernel(
     for first in range(0, tiles, TILES):
         tile = first + pair // ROWS
         valid = (row < rows) & (tile < tiles)
-        a, b = _decode(
-            low, high, words, scale, minimum, tile, row, valid, rows, EIGHT, HIGH_BITS, ZERO, MINIMUM, SUPER, SIXTEEN
+        a, b = decode_tile(
+            low, high, words, scale, minimum, tile, row, valid, rows, LOW, HIGH, ZERO, MEANING, SCALES, GROUP, SHARED
         )
         column = (tile * 64)[None, :, None] + lane
         place = x + item.to(tl.int64) * columns + column
@@ -143,8 +97,8 @@ def vector_kernel(
 @triton.jit
 def matrix_kernel(
     x, low, high, words, scale, minimum, bias, out, partial, rows, columns, count, out_stride,
-    EIGHT: tl.constexpr, HIGH_BITS: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, SUPER: tl.constexpr,
-    SIXTEEN: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, MEANING: tl.constexpr, SCALES: tl.constexpr,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Program (n, m, s): ROWS rows of the weight times COUNT rows of x, over split s of the columns.
 
@@ -159,8 +113,8 @@ def matrix_kernel(
     total = tl.zeros([ROWS, COUNT], tl.float32)
     for tile in range(split * per_split, tl.minimum(split * per_split + per_split, tiles)):
         each = tl.zeros([ROWS], tl.int32) + tile
-        a, b = _decode(
-            low, high, words, scale, minimum, each, row, valid, rows, EIGHT, HIGH_BITS, ZERO, MINIMUM, SUPER, SIXTEEN
+        a, b = decode_tile(
+            low, high, words, scale, minimum, each, row, valid, rows, LOW, HIGH, ZERO, MEANING, SCALES, GROUP, SHARED
         )
         column = (tile * 64 + lane)[None, :]
         place = x + item.to(tl.int64)[:, None] * columns + column
@@ -195,16 +149,16 @@ def add_splits_kernel(
     tl.store(out + item * out_stride + column, total.to(out.dtype.element_ty), mask=inside)
 
 
-def constants(kind: str) -> dict[str, Any]:
-    """A type's compile-time arguments."""
-    form = FORMATS[kind]
+def constants(form: Form) -> dict[str, Any]:
+    """A form's compile-time arguments."""
     return {
-        "EIGHT": form.low is None,
-        "HIGH_BITS": form.high_bits,
+        "LOW": form.low_bits,
+        "HIGH": form.high_bits,
         "ZERO": form.zero,
-        "MINIMUM": form.minimum,
-        "SUPER": form.superblock,
-        "SIXTEEN": form.sixteen,
+        "MEANING": form.meaning,
+        "SCALES": form.scales,
+        "GROUP": form.group,
+        "SHARED": form.shared,
     }
 
 
@@ -226,7 +180,7 @@ def dequantize(
         block = 32 if picks is None else 1
         dequantize_kernel[(triton.cdiv(count, block), weight.low.shape[0])](
             *_parts(weight), weight.words if picks is None else picks, out, weight.rows, weight.columns, count, first,
-            **constants(weight.kind), PICK=picks is not None, BLOCK=block, num_warps=2 if block > 1 else 1,
+            **constants(weight.form), PICK=picks is not None, BLOCK=block, num_warps=2 if block > 1 else 1,
         )  # fmt: skip
     return out
 
@@ -236,7 +190,7 @@ def few(x: torch.Tensor, weight: Planes, bias: torch.Tensor | None, out: torch.T
     count = len(x)
     vector_kernel[(triton.cdiv(weight.rows, VECTOR_ROWS),)](
         x, *_parts(weight), x if bias is None else bias, out, weight.rows, weight.columns, count, out.stride(0),
-        **constants(weight.kind), BIAS=bias is not None, COUNT=triton.next_power_of_2(count), ROWS=VECTOR_ROWS,
+        **constants(weight.form), BIAS=bias is not None, COUNT=triton.next_power_of_2(count), ROWS=VECTOR_ROWS,
         TILES=VECTOR_TILES if count <= 2 else VECTOR_TILES // 2, num_warps=4,
     )  # fmt: skip
 
@@ -259,7 +213,7 @@ def some(
     bias_or_none = x if bias is None else bias
     matrix_kernel[(*grid, splits)](
         x, *_parts(weight), bias_or_none, out, partial, rows, weight.columns, count, out.stride(0),
-        **constants(weight.kind), BIAS=bias is not None, SPLITS=splits, ROWS=WEIGHT_ROWS, COUNT=block, num_warps=4,
+        **constants(weight.form), BIAS=bias is not None, SPLITS=splits, ROWS=WEIGHT_ROWS, COUNT=block, num_warps=4,
         num_stages=3,
     )  # fmt: skip
     if splits > 1:
@@ -270,14 +224,17 @@ def some(
 
 
 def variants() -> list[Variant]:
+    """GGML's types; and a form of each scheme of groups."""
     found = []
-    for kind, form in FORMATS.items():
+    for kind, form in FORMS.items():
         types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("scale", "minimum"), "*fp16")
-        types |= {"low": "*i8" if form.low is None else "*u8", "high": "*u8", "words": "*i32", "partial": "*fp32"}
+        types |= {"low": "*i8" if kind == "Q8_0" else "*u8", "high": "*u8", "partial": "*fp32"}
+        types |= {"words": "*i16" if form.scales == "super, 32" else "*i32"}
         types |= {"picks": "*i64"} | dict.fromkeys(("rows", "columns", "count", "first", "out_stride"), "i32")
+        types |= GROUP_TYPES.get(kind, {})
         count = frozenset({"count"})
-        base = constants(kind) | {"BIAS": False}
-        common = kind in ("Q4_K", "Q6_K", "Q8_0")
+        base = constants(form) | {"BIAS": False}
+        common = kind in COMMON
         for items in (1, 4) if common else (1,):
             shape = {"COUNT": items, "ROWS": VECTOR_ROWS, "TILES": VECTOR_TILES if items <= 2 else VECTOR_TILES // 2}
             found.append(Variant(f"vector[{kind}, {items}]", vector_kernel, types, base | shape, unaligned=count))
@@ -288,6 +245,6 @@ def variants() -> list[Variant]:
                         vector_loads=items > 16, unaligned=count)
             )  # fmt: skip
         if common:
-            shape = constants(kind) | {"PICK": False, "BLOCK": 32}
+            shape = constants(form) | {"PICK": False, "BLOCK": 32}
             found.append(Variant(f"dequantize[{kind}]", dequantize_kernel, types, shape, 2, unaligned=count))
     return found
