@@ -133,10 +133,10 @@ class LogitTap:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
 
-    def sample(self, logits: Any, rows: Any, positions: Any) -> Any:
+    def sample(self, logits: Any, rows: Any, positions: Any, *masks: Any) -> Any:
         if hasattr(logits, "detach"):  # torch's
             on_host = logits.detach().numpy()
         else:
             on_host = logits.astype(sys.modules["mlx.core"].float32)
         self.logits.append(np.array(on_host, np.float32))
-        return self._sampler.sample(logits, rows, positions)
+        return self._sampler.sample(logits, rows, positions, *masks)
