@@ -17,6 +17,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048  # tokens in one step, over all sequences
     max_model_len: int | None = None  # tokens of context per sequence; None: the model's own limit
     kv_cache_memory: int | None = None  # bytes for the KV pool; None: the backend's choice for this machine
+    gpu_memory_fraction: float = 0.9  # of a GPU's free memory, what weights, work and KV pool together may take
     kv_cache_dtype: str = "auto"  # "auto": as the backend computes; "int8": codes with a scale per token and head
     max_stall_ms: float = 200.0  # a prefill chunk may delay running streams by no more than this
     max_queue: int = 512  # waiting requests; one more is refused
@@ -35,5 +36,7 @@ class EngineConfig:
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             known = ", ".join(KV_CACHE_DTYPES)
             raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype!r}; it must be one of {known}")
+        if not 0 < self.gpu_memory_fraction <= 1:
+            raise ValueError(f"gpu_memory_fraction is {self.gpu_memory_fraction}; it must be above 0 and at most 1")
         if self.max_stall_ms <= 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}; it must be above 0")

@@ -41,6 +41,9 @@ Threads = Annotated[int | None, _model("cpu: threads. Default: the cores.", min=
 MaxNumSeqs = Annotated[int, _engine("Sequences that run at once.")]
 MaxNumBatchedTokens = Annotated[int, _engine("Tokens in one step.")]
 KvCacheMemory = Annotated[str | None, _engine("Memory for the KV cache: 2GiB, 512MiB, bytes. Default: by the machine.")]
+GpuMemoryFraction = Annotated[
+    float, _engine("cuda: share of the free memory that weights, work and KV cache may take.", min=0.01, max=1)
+]
 KvCacheDtype = Annotated[str, _engine("What the KV cache keeps: auto (as the device computes), or int8, half of fp16.")]
 BlockSize = Annotated[int, _engine("Tokens per KV block.")]
 MaxStallMs = Annotated[float, _engine("The most a long prompt may delay running streams.")]

@@ -5,9 +5,12 @@ Exact float32 on a CPU; on a GPU it runs in the weights' dtype with norms, rotat
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
+from ...core.step import StepBatch
 from ...models.config import ModelConfig
 from ...models.decoder import Layer
 from .kv import KVPool
@@ -23,6 +26,11 @@ class TorchOps:
         self.config = config
         self.kv = kv
         self.rope = rope
+
+    def host_arrays(self, batch: StepBatch, dtype: torch.dtype, device: torch.device) -> dict[str, NDArray[np.int32]]:
+        """What attention needs of a step beside its own arrays, made on the host to be sent with them: it comes back as
+        the step's ``extra``. ``dtype`` is that of the activations."""
+        return {}
 
     def embedding(self, weight: Embedding, token_ids: torch.Tensor) -> torch.Tensor:
         return weight(token_ids)

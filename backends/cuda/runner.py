@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import threading
-import time
-from typing import Any
+from collections.abc import Callable, Collection, Hashable
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
 from ...core.config import EngineConfig
-from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, kv_element_bytes, plan_memory
-from ...core.step import StepBatch, StepLogprobs, StepResult
+from ...core.memory import MemoryPlan
+from ...core.step import StepBatch
 from ...models.decoder import Decoder
 from ...models.weight import Checkpoint
 from ..base import BackendInfo
-from ..host_memory import kv_allowance
+from . import memory
+from .buffers import DecodeInputs, Sender, share
+from .device import Device, Tensors, device_for
+from .graphs import CAPTURE_SECONDS, DecodeGraphs, batch_sizes
 from .kv import KVPool
 from .ops import TorchOps
 from .rope import RopeTable
 from .sampler import Sampled, Sampler
 from .step import TorchStep
+from .tickets import TorchTicket
+from .trial import largest_step, small_step
 from .weights import DenseLoader
 
-#: Share of a GPU's free memory that may be planned for; the rest is the allocator's and the libraries'.
-GPU_SHARE = 0.9
+if TYPE_CHECKING:
+    from .triton_sampler import Launch, TritonSampler
+
+logger = logging.getLogger(__name__)
 
 
 class TorchBackend:
     """A ``Backend`` over torch. One thread makes it, runs it and closes it.
 
     On a CPU a step runs inside ``submit`` and one step is in flight: the step's kernels take every core, so a worker
-    thread could only make them wait for the host's share of a percent. On a GPU ``submit`` queues the work and returns.
+    thread could only make them wait for the host's share of a percent. On a GPU ``submit`` queues the work and returns:
+    the step's arrays go up in one copy, the results come back on a stream of their own, and nothing between them waits
+    for the device. There a step in which every sequence decodes is replayed from a captured graph.
     """
 
     def __init__(
@@ -40,36 +52,38 @@ class TorchBackend:
         config: EngineConfig,
         loader: DenseLoader,
         ops: type[TorchOps] = TorchOps,
+        sampler: type[Sampler] = Sampler,
         arithmetic: str = "float32",
+        device: Device | None = None,
+        kept: Collection[str] = (),
+        capture_seconds: float | None = CAPTURE_SECONDS,
     ) -> None:
-        """``arithmetic`` is for people: how the linear layers compute."""
+        """
+        Args:
+            arithmetic: for people: how the linear layers compute.
+            kept: the checkpoint's types that the loader keeps quantised, to know what will fit before it loads.
+            capture_seconds: what loading may spend on capturing graphs, where the device has them; None: no graphs.
+        """
         self._owner = threading.get_ident()
-        model = checkpoint.config
-        self._device, self._block_size = loader.device, config.block_size
-        context = min(config.max_model_len or model.max_position, model.max_position)
-        self._decoder: Decoder | None = Decoder(model, loader)
-        plan = _plan(checkpoint, config, loader, context)
-        kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else loader.dtype
-        kv = KVPool(model, plan.num_blocks, config.block_size, kv_dtype, loader.device)
-        rope = RopeTable.build(model.rope, model.head_dim, context, loader.device)
-        self._ops: TorchOps | None = ops(model, kv, rope)
-        self._sampler: Sampler | None = Sampler(config.max_num_seqs, model.vocab_size, loader.device)
-        self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=loader.device)
-        self._info = BackendInfo(
-            device=loader.device.type,
-            model_name=checkpoint.name,
-            quantization=f"{checkpoint.quantization} ({arithmetic})",
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_position,
-            end_ids=checkpoint.end_ids,
-            num_blocks=plan.num_blocks,
-            block_size=config.block_size,
-            weight_bytes=plan.weight_bytes,
-            kv_bytes_per_token=plan.kv_bytes_per_token,
-            max_in_flight=1 if loader.device.type == "cpu" else 2,
-            kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
-        )
-        self._warm_up()
+        self._model, self._config = checkpoint.config, config
+        self._device = device or device_for(loader.device)
+        self._dtype = loader.dtype
+        self._context = min(config.max_model_len or self._model.max_position, self._model.max_position)
+        self._sender = Sender(self._device)
+        self._send = self._sender.send if self._device.asynchronous else share
+        self._last_tokens = torch.zeros(config.max_num_seqs + 1, dtype=torch.int64, device=self._device.device)
+        # one row more than sequences: that of the rows that pad a captured step
+        self._sampler: Sampler | None = sampler(config.max_num_seqs + 1, self._model.vocab_size, self._device.device)
+        self._drawer = cast("TritonSampler | None", self._sampler if hasattr(self._sampler, "draw") else None)
+        self._ops: TorchOps | None = None
+        self._decoder: Decoder | None = None
+        self._graphs: DecodeGraphs | None = None
+        wants_graphs = self._device.captures and capture_seconds is not None
+        plan = self._load(checkpoint, loader, ops, kept, wants_graphs)
+        self._info = self._describe(checkpoint, plan, arithmetic)
+        self.submit(small_step(config.block_size)).wait()  # so that no request waits for a kernel to be compiled
+        if wants_graphs and capture_seconds is not None:
+            self._prepare_graphs(plan.num_blocks, capture_seconds)
 
     @property
     def info(self) -> BackendInfo:
@@ -79,178 +93,197 @@ class TorchBackend:
     def submit(self, batch: StepBatch) -> TorchTicket:
         """See ``Backend.submit``."""
         self._check_thread()
-        assert self._decoder is not None and self._ops is not None and self._sampler is not None, (
-            "the backend is closed"
-        )
-        clock = _clock(self._device)
+        assert self._ops is not None and self._sampler is not None, "the backend is closed"
+        clock = self._device.clock()
         if len(batch.copies):
-            self._ops.kv.copy_blocks(torch.from_numpy(batch.copies.astype(np.int64)).to(self._device))
+            self._ops.kv.copy_blocks(self._send({"copies": batch.copies.astype(np.int64)})["copies"])
         for init in batch.new_rows:
             self._sampler.begin(init)
-        sampled = None
-        if batch.num_tokens:
-            step = TorchStep.build(batch, self._last_tokens, self._block_size)
-            logits = self._decoder.forward(self._ops, step.token_ids, step.logit_rows, step)
-            if logits is not None:
-                sampled = self._sample(logits, batch)
-        return TorchTicket(batch.step_id, sampled, clock)
+        sampled = self._run(batch) if batch.num_tokens else None
+        clock.stop()
+        return TorchTicket(batch.step_id, sampled, clock, self._device)
 
-    def _sample(self, logits: torch.Tensor, batch: StepBatch) -> Sampled:
+    def _run(self, batch: StepBatch) -> Sampled | None:
+        size, kind = self._graph_for(batch)
+        if size is not None:
+            return self._replay(batch, size, kind)
+        step, decoder = self._step(batch), self._decoder
+        assert decoder is not None
+        logits = decoder.forward(self._ops_(), step.token_ids, step.logit_rows, step)
+        if logits is None:
+            return None
+        assert step.rows is not None and step.next_positions is not None
+        if self._drawer is None or batch.masks is not None:
+            return self._sample(logits, batch, step.rows)
+        launch = self._drawer.launch(batch.rows[batch.samples])
+        tokens, nan = self._drawer.draw(logits, step.rows, step.next_positions, self._last_tokens, launch)
+        return self._drawn(logits, batch, tokens, nan)
+
+    def _step(self, batch: StepBatch) -> TorchStep:
+        extra = self._ops_().host_arrays(batch, self._dtype, self._device.device)
+        return TorchStep.build(batch, self._last_tokens, self._config.block_size, self._send, extra)
+
+    def _graph_for(self, batch: StepBatch) -> tuple[int | None, Launch | None]:
+        """The captured size that serves ``batch``, if every sequence decodes one token and samples the next. A graph
+        that draws the tokens too goes with its launch; masks come from the host, and are applied outside."""
+        if self._graphs is None or batch.num_tokens != batch.num_seqs or not batch.samples.all():
+            return None, None
+        kind = self._any_launch() if batch.masks is None else None
+        return self._graphs.size_for(batch.num_seqs, kind), kind
+
+    def _any_launch(self) -> Launch | None:
+        """The launch that serves rows whatever they ask; None for a sampler that can't be captured."""
+        if self._drawer is None:
+            return None
+        return dataclasses.replace(self._drawer.launch(np.zeros(1, np.int32)), plain=False)
+
+    def _replay(self, batch: StepBatch, size: int, kind: Launch | None) -> Sampled:
+        assert self._graphs is not None
+        count = batch.num_seqs
+        logits, *drawn = (each[:count] for each in self._graphs.replay(batch, size, kind))
+        if not drawn:
+            return self._sample(logits, batch, self._graphs.inputs.rows[:count])
+        tokens, nan = drawn
+        return self._drawn(logits, batch, tokens.clone(), nan.clone())  # the next replay may come before they are read
+
+    def _sample(self, logits: torch.Tensor, batch: StepBatch, rows: torch.Tensor) -> Sampled:
+        """``rows``: those of the sequences that sample, on the device."""
         assert self._sampler is not None
-        rows = batch.rows[batch.samples]
-        sampled = self._sampler.sample(logits, rows, batch.context_lens[batch.samples].astype(np.int64))
-        self._last_tokens[torch.from_numpy(rows.astype(np.int64)).to(self._device)] = sampled.tokens
+        on_host = batch.rows[batch.samples]
+        positions = batch.context_lens[batch.samples].astype(np.int64)
+        sampled = self._sampler.sample(logits, on_host, positions, batch.masks)
+        self._last_tokens.index_copy_(0, rows, sampled.tokens.to(torch.int64))
         return sampled
+
+    def _drawn(self, logits: torch.Tensor, batch: StepBatch, tokens: torch.Tensor, nan: torch.Tensor) -> Sampled:
+        """What was drawn for ``batch``, which the rows' last tokens know of already."""
+        assert self._drawer is not None
+        rows = batch.rows[batch.samples]
+        self._drawer.count(rows)
+        return Sampled(tokens, nan.bool(), self._drawer.logprobs(logits, rows, tokens))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Run ``batch``; the logits after every one of its tokens, [T, V]. Nothing is sampled. For measuring."""
         self._check_thread()
-        assert self._decoder is not None and self._ops is not None, "the backend is closed"
-        step = TorchStep.build(batch, self._last_tokens, self._block_size)
-        every = torch.arange(batch.num_tokens, device=self._device)
-        logits = self._decoder.forward(self._ops, step.token_ids, every, step)
+        assert self._decoder is not None, "the backend is closed"
+        step = self._step(batch)
+        every = torch.arange(batch.num_tokens, device=self._device.device)
+        logits = self._decoder.forward(self._ops_(), step.token_ids, every, step)
         assert isinstance(logits, torch.Tensor)
         return logits
 
-    def _warm_up(self) -> None:
-        """Run one small step, a chunk and a decode, so that no request waits for a kernel to be compiled.
+    def _ops_(self) -> TorchOps:
+        assert self._ops is not None, "the backend is closed"
+        return self._ops
 
-        It writes into block 0, which no sequence holds yet, and leaves no trace in the rows that a sequence could see.
-        """
-        positions = np.array([0, 1, 0], np.int32) % self._block_size
-        batch = StepBatch(
-            step_id=-1,
-            token_ids=np.zeros(3, np.int32),
-            positions=positions,
-            slots=positions.astype(np.int64),
-            query_start=np.array([0, 2, 3], np.int32),
-            context_lens=np.array([2, 1], np.int32) if self._block_size > 1 else np.ones(2, np.int32),
-            block_tables=np.zeros((2, 1), np.int32),
-            rows=np.zeros(2, np.int32),
-            samples=np.ones(2, np.bool_),
-            copies=np.zeros((0, 2), np.int32),
+    def _load(
+        self,
+        checkpoint: Checkpoint,
+        loader: DenseLoader,
+        ops: type[TorchOps],
+        kept: Collection[str],
+        wants_graphs: bool,
+    ) -> MemoryPlan:
+        """Load the weights and make the pool: on a GPU if they fit, and as large as what was measured leaves."""
+        config, device, itemsize = self._config, self._device, loader.dtype.itemsize
+        rope = RopeTable.build(self._model.rope, self._model.head_dim, self._context, device.device)
+        if not device.asynchronous:
+            self._decoder = Decoder(self._model, loader)
+            plan = memory.plan_host(checkpoint, config, self._context, itemsize, loader.nbytes)
+            self._ops = ops(self._model, self._pool(plan.num_blocks), rope)
+            return plan
+        budget = memory.Budget(device.total_bytes(), device.free_bytes(), config.gpu_memory_fraction)
+        expected = memory.expected_use(checkpoint, config, itemsize, kept)
+        memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, expected)
+        self._decoder = Decoder(self._model, loader)
+        use = self._measure(ops(self._model, self._pool(1), rope), budget, loader.nbytes, wants_graphs)
+        plan = memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, use)
+        # one block more than the plan's: the null block, where rows that pad a captured step leave their keys
+        self._ops = ops(self._model, self._pool(plan.num_blocks + 1), rope)
+        memory.report(plan, use, budget)
+        return plan
+
+    @torch.inference_mode()
+    def _measure(self, ops: TorchOps, budget: memory.Budget, weights: int, wants_graphs: bool) -> memory.Use:
+        """What the largest steps hold, found by running them over a pool of one block."""
+        config, size, device = self._config, self._config.block_size, self._device
+        self._ops, tokens = ops, config.max_num_batched_tokens
+        work = device.peak_bytes(
+            lambda: self.submit(largest_step(config.max_num_seqs, tokens, self._context, size)).wait()
         )
-        self.submit(batch).wait()
+        graphs = 0
+        if wants_graphs:  # their memory is apart from the other steps', and they share it
+            decode = largest_step(config.max_num_seqs, config.max_num_seqs, self._context, size)
+            shared = device.peak_bytes(lambda: self.submit(decode).wait())
+            graphs = shared + memory.GRAPH_BYTES * len(batch_sizes(config.max_num_seqs))
+        self._ops = None
+        device.release()
+        held = max(weights, budget.free - device.free_bytes())  # libraries' own memory included
+        return memory.Use(weights, work + held - weights, graphs)
+
+    def _pool(self, num_blocks: int) -> KVPool:
+        kept = torch.int8 if self._config.kv_cache_dtype == "int8" else self._dtype
+        return KVPool(self._model, num_blocks, self._config.block_size, kept, self._device.device)
+
+    @torch.inference_mode()
+    def _prepare_graphs(self, null_block: int, seconds: float) -> None:
+        config, size = self._config, self._config.block_size
+        width = -(-self._context // size)
+        inputs = DecodeInputs(
+            self._sender, self._device.device, config.max_num_seqs, width, size, null_block=null_block
+        )
+        self._graphs = DecodeGraphs(
+            self._device, inputs, partial(self._decode_work, inputs), batch_sizes(config.max_num_seqs)
+        )
+        self._graphs.capture_all(seconds, self._any_launch())
+        sizes = ", ".join(map(str, sorted(self._graphs.captured))) or "no number of"
+        logger.info("graphs: decode steps of %s sequences, %s of memory", sizes, memory.gib(self._graphs.nbytes))
+
+    def _decode_work(self, inputs: DecodeInputs, size: int, kind: Hashable) -> Callable[[], Tensors]:
+        """One decode step of ``size`` sequences over ``inputs``; of a kind that isn't None it draws the tokens too."""
+        step = TorchStep.static_decode(inputs, size, self._context, self._config.block_size)
+        decoder, ops, rows, drawer, last_tokens = (
+            self._decoder,
+            self._ops_(),
+            step.rows,
+            self._drawer,
+            self._last_tokens,
+        )
+        assert decoder is not None and rows is not None
+
+        def work() -> Tensors:
+            token_ids = torch.where(step.token_ids < 0, last_tokens[rows], step.token_ids)
+            logits = decoder.forward(ops, token_ids, step.logit_rows, step)
+            assert isinstance(logits, torch.Tensor)
+            if drawer is None or kind is None:
+                return (logits,)
+            return logits, *drawer.draw(logits, rows, step.positions + 1, last_tokens, cast("Launch", kind))
+
+        return work
+
+    def _describe(self, checkpoint: Checkpoint, plan: MemoryPlan, arithmetic: str) -> BackendInfo:
+        kv_dtype = self._ops_().kv.keys[0].dtype
+        return BackendInfo(
+            device=self._device.device.type,
+            model_name=checkpoint.name,
+            quantization=f"{checkpoint.quantization} ({arithmetic})",
+            vocab_size=self._model.vocab_size,
+            max_model_len=self._model.max_position,
+            end_ids=checkpoint.end_ids,
+            num_blocks=plan.num_blocks,
+            block_size=self._config.block_size,
+            weight_bytes=plan.weight_bytes,
+            kv_bytes_per_token=plan.kv_bytes_per_token,
+            max_in_flight=2 if self._device.asynchronous else 1,
+            kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
+        )
 
     def close(self) -> None:
         """Free the weights and the KV pool. Safe to call twice."""
         self._check_thread()
-        self._decoder = self._ops = self._sampler = None
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._graphs = self._decoder = self._ops = self._sampler = self._drawer = None
+        self._device.release()
 
     def _check_thread(self) -> None:
         assert threading.get_ident() == self._owner, "a backend is used from the thread that made it"
-
-
-class TorchTicket:
-    """A submitted step; its results are on their way to the host."""
-
-    def __init__(self, step_id: int, sampled: Sampled | None, clock: _Clock) -> None:
-        self._step_id = step_id
-        self._host = _to_host(sampled) if sampled else None
-        self._clock = clock.stop()
-
-    def done(self) -> bool:
-        return self._clock.passed()
-
-    def wait(self) -> StepResult:
-        elapsed = self._clock.elapsed()
-        if self._host is None:
-            return StepResult(self._step_id, np.zeros(0, np.int32), np.zeros(0, np.bool_), None, elapsed)
-        host = self._host
-        tokens = host.tokens.numpy().astype(np.int32)
-        return StepResult(self._step_id, tokens, host.nan.numpy(), _spread(host, len(tokens)), elapsed)
-
-
-def _to_host(sampled: Sampled) -> Sampled:
-    """Start copying the results; on a CPU they are there already."""
-
-    def fetch(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type == "cpu":
-            return tensor
-        target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return target.copy_(tensor, non_blocking=True)
-
-    logprobs = sampled.logprobs
-    if logprobs is not None:
-        chosen, ids, values = (fetch(t) for t in (logprobs.chosen, logprobs.top_ids, logprobs.top_logprobs))
-        logprobs = type(logprobs)(logprobs.asked, chosen, ids, values)
-    return Sampled(fetch(sampled.tokens), fetch(sampled.nan), logprobs)
-
-
-def _spread(host: Sampled, count: int) -> StepLogprobs | None:
-    """Log-probabilities as [N] arrays: zero and -1 for the rows that didn't ask."""
-    if host.logprobs is None:
-        return None
-    asked, width = host.logprobs.asked, host.logprobs.top_ids.shape[1]
-    chosen = np.zeros(count, np.float32)
-    top_ids = np.full((count, width), -1, np.int32)
-    top_logprobs = np.zeros((count, width), np.float32)
-    chosen[asked] = host.logprobs.chosen.numpy()
-    top_ids[asked] = host.logprobs.top_ids.numpy()
-    top_logprobs[asked] = host.logprobs.top_logprobs.numpy()
-    return StepLogprobs(chosen, top_ids, top_logprobs)
-
-
-class _Clock:
-    """Times a step on the host, which on a CPU is where it runs."""
-
-    def __init__(self) -> None:
-        self._start = self._end = time.perf_counter()
-
-    def stop(self) -> _Clock:
-        self._end = time.perf_counter()
-        return self
-
-    def passed(self) -> bool:
-        return True
-
-    def elapsed(self) -> float:
-        """Seconds; waits for the step."""
-        return self._end - self._start
-
-
-class _GpuClock(_Clock):
-    """Times a step on the GPU, between two events in its stream."""
-
-    def __init__(self) -> None:
-        self._first: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._last: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._first.record()
-
-    def stop(self) -> _Clock:
-        self._last.record()
-        return self
-
-    def passed(self) -> bool:
-        return bool(self._last.query())
-
-    def elapsed(self) -> float:
-        self._last.synchronize()
-        return float(self._first.elapsed_time(self._last)) / 1000
-
-
-def _clock(device: torch.device) -> _Clock:
-    return _GpuClock() if device.type == "cuda" else _Clock()
-
-
-def _plan(checkpoint: Checkpoint, config: EngineConfig, loader: DenseLoader, context: int) -> MemoryPlan:
-    """Size the KV pool, once the weights are in place."""
-    model = checkpoint.config
-    buffers = buffer_bytes(model, config.max_num_batched_tokens, config.max_num_seqs)
-    element = kv_element_bytes(config.kv_cache_dtype, model.head_dim, loader.dtype.itemsize)
-    if loader.device.type == "cuda":
-        available = loader.nbytes + int(torch.cuda.mem_get_info(loader.device)[0] * GPU_SHARE)
-    else:
-        available = loader.nbytes + buffers + kv_allowance()
-    return plan_memory(
-        weight_bytes=loader.nbytes,
-        buffer_bytes=buffers,
-        kv_bytes_per_token=kv_bytes_per_token(model, element),
-        block_size=config.block_size,
-        available_bytes=available,
-        kv_cache_memory=config.kv_cache_memory,
-        max_tokens=config.max_num_seqs * context,
-    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...core.step import StepBatch
+from .buffers import Arrays, DecodeInputs, share
 
 #: Elements of scores and gathered keys that one group of the reference attention may hold at a time.
 GROUP_ELEMENTS = 1 << 23
@@ -26,7 +29,11 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class TorchStep:
     """A step's arrays, ``host`` being the batch as it came. No operation ever reads a tensor back: lengths and offsets
-    are taken from ``host``."""
+    are taken from ``host``.
+
+    A ``static`` step is one whose arrays are written anew for each replay of a captured graph. Its ``host`` holds the
+    most that may come, and what depends on contexts must read the tensors on the device.
+    """
 
     host: StepBatch
     block_size: int
@@ -37,32 +44,90 @@ class TorchStep:
     context_lens: torch.Tensor  # int32 [S]
     block_tables: torch.Tensor  # int32 [S, B], 0 past a sequence's end
     logit_rows: torch.Tensor | None  # int64 [N], last tokens of the sequences that sample
+    rows: torch.Tensor | None = None  # int64 [N], the rows of the sequences that sample
+    next_positions: torch.Tensor | None = None  # int64 [N], the places that the sampled tokens take
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what the operations asked to be sent along
+    memo: dict[str, Any] = field(default_factory=dict)  # what operations keep while the step lives
+    static: bool = False
     groups: dict[int | None, list[Group]] = field(default_factory=dict)  # by window, made on first use
 
     @classmethod
-    def build(cls, batch: StepBatch, last_tokens: torch.Tensor, block_size: int) -> TorchStep:
-        """``last_tokens`` int64 [rows]: each row's last sampled token, still on the device."""
-        device = last_tokens.device
-
-        def put(array: NDArray[np.generic], dtype: type[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(array.astype(dtype)).to(device, non_blocking=True)
-
-        token_ids = put(batch.token_ids, np.int64)
+    def build(
+        cls,
+        batch: StepBatch,
+        last_tokens: torch.Tensor,
+        block_size: int,
+        send: Callable[[Arrays], dict[str, torch.Tensor]] = share,
+        extra: Arrays | None = None,
+    ) -> TorchStep:
+        """``last_tokens`` int64 [rows]: each row's last sampled token, still on the device. ``send`` brings arrays
+        there, ``extra``'s among them."""
+        extra, last = extra or {}, batch.query_start[1:][batch.samples] - 1
         unknown = np.flatnonzero(batch.token_ids < 0)
+        sequence = np.searchsorted(batch.query_start, unknown, side="right") - 1
+        sent = send(
+            {
+                "token_ids": batch.token_ids.astype(np.int64),
+                "positions": batch.positions.astype(np.int64),
+                "slots": batch.slots.astype(np.int64),
+                "query_start": batch.query_start.astype(np.int32),
+                "context_lens": batch.context_lens.astype(np.int32),
+                "block_tables": np.maximum(batch.block_tables, 0).astype(np.int32),
+                "unknown": unknown.astype(np.int64),
+                "unknown_rows": batch.rows[sequence].astype(np.int64),
+                "logit_rows": last.astype(np.int64),
+                "rows": batch.rows[batch.samples].astype(np.int64),
+                "next_positions": batch.context_lens[batch.samples].astype(np.int64),
+                **extra,
+            }
+        )
+        token_ids, wants_logits = sent["token_ids"], len(last) > 0
         if len(unknown):
-            sequence = np.searchsorted(batch.query_start, unknown, side="right") - 1
-            token_ids[put(unknown, np.int64)] = last_tokens[put(batch.rows[sequence], np.int64)]
-        last = batch.query_start[1:][batch.samples] - 1
+            token_ids.index_copy_(0, sent["unknown"], last_tokens[sent["unknown_rows"]])
         return cls(
             host=batch,
             block_size=block_size,
             token_ids=token_ids,
-            positions=put(batch.positions, np.int64),
-            slots=put(batch.slots, np.int64),
-            query_start=put(batch.query_start, np.int32),
-            context_lens=put(batch.context_lens, np.int32),
-            block_tables=put(np.maximum(batch.block_tables, 0), np.int32),
-            logit_rows=put(last, np.int64) if len(last) else None,
+            positions=sent["positions"],
+            slots=sent["slots"],
+            query_start=sent["query_start"],
+            context_lens=sent["context_lens"],
+            block_tables=sent["block_tables"],
+            logit_rows=sent["logit_rows"] if wants_logits else None,
+            rows=sent["rows"] if wants_logits else None,
+            next_positions=sent["next_positions"] if wants_logits else None,
+            extra={name: sent[name] for name in extra},
+        )
+
+    @classmethod
+    def static_decode(cls, inputs: DecodeInputs, size: int, context: int, block_size: int) -> TorchStep:
+        """A decode step over the first ``size`` rows of ``inputs``, for contexts of up to ``context`` tokens. Its
+        ``token_ids`` may hold placeholders."""
+        count = np.arange(size + 1, dtype=np.int32)
+        host = StepBatch(
+            step_id=-1,
+            token_ids=np.zeros(size, np.int32),
+            positions=np.full(size, context - 1, np.int32),
+            slots=np.zeros(size, np.int64),
+            query_start=count,
+            context_lens=np.full(size, context, np.int32),
+            block_tables=np.zeros((size, inputs.tables.shape[1]), np.int32),
+            rows=np.full(size, inputs.spare_row, np.int32),
+            samples=np.ones(size, np.bool_),
+            copies=np.zeros((0, 2), np.int32),
+        )
+        return cls(
+            host=host,
+            block_size=block_size,
+            token_ids=inputs.token_ids[:size],
+            positions=inputs.positions[:size],
+            slots=inputs.slots[:size],
+            query_start=inputs.query_start[: size + 1],
+            context_lens=inputs.context_lens[:size],
+            block_tables=inputs.tables[:size],
+            logit_rows=inputs.query_start[:size].long(),
+            rows=inputs.rows[:size],
+            static=True,
         )
 
     def attention_groups(self, window: int | None, elements_per_key: int, scores_per_key: int) -> list[Group]:
@@ -72,10 +137,22 @@ class TorchStep:
         GROUP_ELEMENTS (one whole context excepted): ``elements_per_key`` is what a gathered key takes with its value,
         ``scores_per_key`` the number of heads.
         """
+        if self.static:
+            return [self._whole_group(window)]
         if window not in self.groups:
             cut = _Cut(self, window, elements_per_key, scores_per_key)
             self.groups[window] = [*cut.decodes(), *cut.chunks()]
         return self.groups[window]
+
+    def _whole_group(self, window: int | None) -> Group:
+        """All sequences of a decode step over their whole tables, masked by what the device knows of their lengths."""
+        count, blocks = self.block_tables.shape
+        key = torch.arange(blocks * self.block_size, device=self.positions.device)
+        query = self.positions[:, None]
+        mask = key <= query
+        if window:
+            mask &= key > query - window
+        return Group(torch.arange(count, device=key.device), self.block_tables.long(), mask[:, None])
 
 
 class _Cut:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ...models.config import ModelConfig
+from ...core.step import StepBatch
 from ...models.decoder import Layer
 from .kernels import activation, decode, extend, norm, rope
-from .kv import KVPool
 from .ops import TorchOps
-from .rope import RopeTable
 from .step import TorchStep
 
 
@@ -27,11 +26,6 @@ class _Plan:
 
 class TritonOps(TorchOps):
     """``TorchOps`` with kernels. Tensors it is given are contiguous, as its own results are."""
-
-    def __init__(self, config: ModelConfig, kv: KVPool, rope: RopeTable) -> None:
-        super().__init__(config, kv, rope)
-        self._step: TorchStep | None = None
-        self._plan = _Plan(None, 1, None)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return norm.rms_norm(x, weight, eps)
@@ -76,18 +70,26 @@ class TritonOps(TorchOps):
             return None
         return self.kv.key_scales[layer.index], self.kv.value_scales[layer.index]
 
+    def host_arrays(self, batch: StepBatch, dtype: torch.dtype, device: torch.device) -> dict[str, NDArray[np.int32]]:
+        lengths, config = np.diff(batch.query_start), self.config
+        like = torch.empty((0, config.num_heads, config.head_dim), dtype=dtype, device=device)
+        tokens = extend.tile_tokens(like, config.num_kv_heads)
+        return {
+            "singles": np.flatnonzero(lengths == 1).astype(np.int32),
+            "tiles": extend.query_tiles(batch.query_start, batch.context_lens, np.flatnonzero(lengths > 1), tokens),
+        }
+
     def _planned(self, q: torch.Tensor, step: TorchStep) -> _Plan:
-        if self._step is step:
-            return self._plan
-        batch, kv_heads = step.host, self.config.num_kv_heads
-        lengths = np.diff(batch.query_start)
-        singles, several = np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)
-        splits, on_device, tiles = 1, None, None
-        if len(singles):
-            splits = decode.splits_for(len(singles), kv_heads, int(batch.context_lens[singles].max()))
-            on_device = torch.from_numpy(singles.astype(np.int32)).to(q.device, non_blocking=True)
-        if len(several):
-            cut = extend.query_tiles(batch.query_start, batch.context_lens, several, extend.tile_tokens(q, kv_heads))
-            tiles = torch.from_numpy(cut).to(q.device, non_blocking=True)
-        self._step, self._plan = step, _Plan(on_device, splits, tiles)
-        return self._plan
+        """Kept with the step, so that what a captured launch reads lives as long as its graph."""
+        if "attention" not in step.memo:
+            arrays = step.extra
+            if "singles" not in arrays:
+                made = self.host_arrays(step.host, q.dtype, q.device)
+                arrays = {name: torch.from_numpy(made[name]).to(q.device) for name in ("singles", "tiles")}
+            singles, tiles, splits = arrays["singles"], arrays["tiles"], 1
+            if len(singles):
+                longest = int(step.host.context_lens[np.diff(step.host.query_start) == 1].max())
+                splits = decode.splits_for(len(singles), self.config.num_kv_heads, longest)
+            step.memo["attention"] = _Plan(singles if len(singles) else None, splits, tiles if len(tiles) else None)
+        plan: _Plan = step.memo["attention"]
+        return plan
