@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any
 
 from ...core.config import EngineConfig
 from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, kv_element_bytes, plan_memory
@@ -22,32 +20,16 @@ logger = logging.getLogger(__name__)
 WORKING_SET_SHARE = 0.85
 #: Without a given size, a pool on a Linux CPU takes no more: MLX fills it at once, and it is for tests and comparisons.
 LINUX_POOL = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Bytes this engine may take in all, and where the number comes from."""
-
-    nbytes: int
-    source: str
-
-
-def budget(weight_bytes: int, buffers: int, info: dict[str, Any] | None = None) -> Budget:
-    """On Metal a share of the recommended working set; on a CPU what is free, the pool being modest unless named.
-
-    ``info``: ``mx.device_info()``'s, where Metal is.
-    """
-    if info is not None:
-        recommended = int(info["max_recommended_working_set_size"])
-        source = f"{WORKING_SET_SHARE:.0%} of the {_gib(recommended)} that Metal recommends"
-        return Budget(int(recommended * WORKING_SET_SHARE), source)
-    free = free_bytes()
-    return Budget(min(free, weight_bytes + buffers + min(kv_allowance(), LINUX_POOL)), f"{_gib(free)} are free")
+#: What is reserved for a step, as a multiple of what the largest took when it was measured: how far MLX runs ahead of
+#: the device, and so how much it holds, differs a little from one run of a step to the next.
+MEASURED_MARGIN = 1.25
+#: Bytes per row and token of the vocabulary that the sampler keeps once a sequence with penalties has come.
+COUNTS = 5
 
 
 def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
-    """The most that a step holds beside weights and pool: activations, logits, and one group of the attention with
-    those queued behind it."""
+    """The most that a step holds beside weights and pool: activations, logits, the sampler's counts, and one group of
+    the attention with those queued behind it."""
     attention = min(
         GROUP_ELEMENTS + QUEUED_ELEMENTS,
         # what a step of this size could gather at most: every token its own context
@@ -57,50 +39,90 @@ def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
     if engine.kv_cache_dtype != "auto":  # gathered codes and scales are there while they are made values
         element += kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
     buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs)
-    return buffers + round(attention * element)
+    return buffers + COUNTS * engine.max_num_seqs * config.vocab_size + round(attention * element)
 
 
-def plan(checkpoint: Checkpoint, engine: EngineConfig, loader: MlxLoader) -> MemoryPlan:
-    """Split the budget, before anything is loaded.
+class Planner:
+    """Splits the memory that there was when it was made: before loading by the ``derived`` work memory of a step, and
+    again by what the largest step was measured to take."""
 
-    Raises:
-        ValueError: the model does not fit; the message carries the numbers and what would help.
-    """
-    config, itemsize = checkpoint.config, int(loader.dtype.size)
-    weights, buffers = loader.planned_bytes(), work_bytes(config, engine, itemsize)
-    per_token = kv_bytes_per_token(config, kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize))
-    have = budget(weights, buffers, mx.device_info() if on_metal() else None)
-    context = min(engine.max_model_len or config.max_position, config.max_position)
-    if weights + buffers + engine.block_size * per_token > have.nbytes:
-        raise ValueError(
-            f"{checkpoint.name} does not fit: its weights take {_gib(weights)} and a step's work memory "
-            f"{_gib(buffers)}, and there are {_gib(have.nbytes)} ({have.source}); use a smaller quantisation of it, "
-            "a smaller model, or fewer max_num_batched_tokens"
+    def __init__(self, checkpoint: Checkpoint, engine: EngineConfig, loader: MlxLoader) -> None:
+        config, itemsize = checkpoint.config, int(loader.dtype.size)
+        self.name = checkpoint.name
+        self.engine = engine
+        self.weights = loader.planned_bytes()
+        self.derived = work_bytes(config, engine, itemsize)
+        element = kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
+        self.kv_bytes_per_token = kv_bytes_per_token(config, element)
+        self.context = min(engine.max_model_len or config.max_position, config.max_position)
+        if on_metal():
+            recommended = int(mx.device_info()["max_recommended_working_set_size"])
+            self.source = f"{WORKING_SET_SHARE:.0%} of the {_gib(recommended)} that Metal recommends"
+            self.available, self._modest = int(recommended * WORKING_SET_SHARE), None
+        else:
+            self.available, self._modest = free_bytes(), min(kv_allowance(), LINUX_POOL)
+            self.source = f"{_gib(self.available)} are free"
+
+    def plan(self, measured: int | None = None) -> MemoryPlan:
+        """``measured``: bytes that the largest step took; None: not known yet.
+
+        Raises:
+            ValueError: the model does not fit; the message carries the numbers and what would help.
+        """
+        work, available = self.derived if measured is None else round(measured * MEASURED_MARGIN), self.available
+        self._check(work)
+        if self._modest is not None:
+            available = min(available, self.weights + work + self._modest)
+        return plan_memory(
+            weight_bytes=self.weights,
+            buffer_bytes=work,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+            block_size=self.engine.block_size,
+            available_bytes=available,
+            kv_cache_memory=self.engine.kv_cache_memory,
+            max_tokens=self.engine.max_num_seqs * self.context,
         )
-    if engine.kv_cache_memory is not None and weights + buffers + engine.kv_cache_memory > have.nbytes:
-        raise ValueError(
-            f"kv_cache_memory is {_gib(engine.kv_cache_memory)}, and {_gib(have.nbytes - weights - buffers)} are left "
-            f"of {_gib(have.nbytes)} ({have.source}) beside weights of {_gib(weights)} and work memory of "
-            f"{_gib(buffers)}; use a smaller kv_cache_memory or a smaller quantisation"
+
+    def _check(self, work: int) -> None:
+        left, wanted = self.available - self.weights - work, self.engine.kv_cache_memory
+        if left < self.engine.block_size * self.kv_bytes_per_token:
+            raise ValueError(
+                f"{self.name} does not fit: its weights take {_gib(self.weights)} and a step's work memory "
+                f"{_gib(work)}, and there are {_gib(self.available)} ({self.source}); use a smaller quantisation of "
+                "it, a smaller model, or fewer max_num_batched_tokens"
+            )
+        if wanted is not None and wanted > left:
+            raise ValueError(
+                f"kv_cache_memory is {_gib(wanted)}, and {_gib(left)} are left of {_gib(self.available)} "
+                f"({self.source}) beside weights of {_gib(self.weights)} and work memory of {_gib(work)}; use a "
+                "smaller kv_cache_memory or a smaller quantisation"
+            )
+
+    def report(self, found: MemoryPlan, measured: int | None) -> None:
+        """Say where the memory goes."""
+        how = f"the largest step took {_gib(measured)}" if measured is not None else "derived"
+        logger.info(
+            "memory: %s of weights, %s of work memory (%s; %s before loading), %s of KV cache (%s tokens, %s "
+            "conversations of 4,096) of %s, %s",
+            _gib(found.weight_bytes),
+            _gib(found.buffer_bytes),
+            how,
+            _gib(self.derived),
+            _gib(found.kv_bytes),
+            f"{found.tokens:,}",
+            f"{found.conversations:,}",
+            _gib(self.available),
+            self.source,
         )
-    found = plan_memory(
-        weight_bytes=weights,
-        buffer_bytes=buffers,
-        kv_bytes_per_token=per_token,
-        block_size=engine.block_size,
-        available_bytes=have.nbytes,
-        kv_cache_memory=engine.kv_cache_memory,
-        max_tokens=engine.max_num_seqs * context,
-    )
-    logger.info(
-        "memory: %s of weights, %s of work memory, %s of KV cache (%s tokens, %s conversations of 4,096) of %s, %s",
-        *(_gib(size) for size in (found.weight_bytes, found.buffer_bytes, found.kv_bytes)),
-        f"{found.tokens:,}",
-        f"{found.conversations:,}",
-        _gib(have.nbytes),
-        have.source,
-    )
-    return found
+        if found.tokens < self.context:
+            smaller = "" if self.engine.kv_cache_dtype == "int8" else ", kv_cache_dtype 'int8'"
+            logger.warning(
+                "the KV cache holds %s tokens, fewer than one context of %s: longer requests will be refused; use a "
+                "smaller quantisation of the model, a shorter max_model_len%s, or more kv_cache_memory",
+                f"{found.tokens:,}",
+                f"{self.context:,}",
+                smaller,
+            )
 
 
 def set_limits(found: MemoryPlan) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 
 from ...core.config import EngineConfig
 from ...core.step import StepBatch, StepLogprobs, StepResult
+from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.weight import Checkpoint, Progress
 from ..base import BackendInfo
 from ..options import BackendOptions
-from . import memory
+from . import memory, rehearsal
 from .kv import KVPool
 from .library import BLAS_PROBLEM, Array, mx, on_metal
 from .ops import MlxOps
@@ -49,16 +50,17 @@ class MlxBackend:
         model = checkpoint.config
         storage = choose_storage(checkpoint, options or BackendOptions())
         loader = MlxLoader(checkpoint, storage.dtype, storage.quantized, progress)
-        plan = memory.plan(checkpoint, config, loader)
-        memory.set_limits(plan)
+        planner = memory.Planner(checkpoint, config, loader)
+        memory.set_limits(planner.plan())  # a model that does not fit is refused here, before a weight is read
         self._decoder: Decoder | None = Decoder(model, loader)
-        quantized = config.kv_cache_dtype == "int8"
-        self._kv = KVPool(model, plan.num_blocks, config.block_size, storage.dtype, quantized)
         self._rope = RotaryTable(model.rope, model.head_dim)
-        self._ops: MlxOps | None = MlxOps(model, self._kv, storage.dtype)
-        self._sampler: Sampler | None = Sampler(config.max_num_seqs, model.vocab_size)
-        self._last_tokens: Array = mx.zeros((config.max_num_seqs,), mx.int32)
         self._unfinished: deque[MlxTicket] = deque()  # in the order of submission; only the first is on the device
+        self._begin(model, config, storage.dtype, num_blocks=1)
+        measured = self._rehearse(model, config)
+        plan = planner.plan(measured)
+        memory.set_limits(plan)
+        planner.report(plan, measured)
+        self._begin(model, config, storage.dtype, plan.num_blocks)
         how = storage.describe(loader)
         if BLAS_PROBLEM is not None:
             logger.warning("%s", BLAS_PROBLEM)
@@ -77,6 +79,31 @@ class MlxBackend:
             kv_cache_dtype=self._kv.stored_dtype,
             max_in_flight=max_in_flight or (2 if on_metal() else 1),
         )
+
+    def _begin(self, model: ModelConfig, config: EngineConfig, dtype: Array, num_blocks: int) -> None:
+        """Make all that steps leave their traces in."""
+        self._kv = KVPool(model, num_blocks, config.block_size, dtype, config.kv_cache_dtype == "int8")
+        self._ops: MlxOps | None = MlxOps(model, self._kv, dtype)
+        self._sampler: Sampler | None = Sampler(config.max_num_seqs, model.vocab_size)
+        self._last_tokens: Array = mx.zeros((config.max_num_seqs,), mx.int32)
+
+    def _rehearse(self, model: ModelConfig, config: EngineConfig) -> int | None:
+        """Run steps of every kind, so that no request waits for a kernel to be compiled.
+
+        Returns:
+            The bytes that the largest step took beside weights and pool; None where it would take too long to run.
+        """
+        for batch in rehearsal.small_steps(model, config):
+            self.submit(batch).wait()
+        if not rehearsal.measurable(model, config):
+            return None
+        whole = self._decoder
+        assert whole is not None
+        self._decoder, largest = rehearsal.few_layers(whole), rehearsal.largest_step(model, config)
+        try:
+            return rehearsal.extra_bytes(lambda: self.submit(largest).wait())
+        finally:
+            self._decoder = whole
 
     @property
     def info(self) -> BackendInfo:

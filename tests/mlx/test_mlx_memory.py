@@ -58,20 +58,20 @@ def test_the_pool_takes_what_is_left(tiny, mac):
     checkpoint = open_checkpoint(tiny("llama").folder)
     loader = MlxLoader(checkpoint, mx.float32, False)
     config = EngineConfig(max_num_seqs=1024)
-    found = memory.plan(checkpoint, config, loader)
+    found = memory.Planner(checkpoint, config, loader).plan()
     assert found.weight_bytes == loader.planned_bytes()
     left = int(2 * GIB * 0.85) - found.weight_bytes - found.buffer_bytes
     most = 1024 * 512 // 16
     assert found.num_blocks == min(left // (16 * found.kv_bytes_per_token), most) == most
     mac(GIB // 2)
-    squeezed = memory.plan(checkpoint, config, loader)
+    squeezed = memory.Planner(checkpoint, config, loader).plan()
     assert 0 < squeezed.num_blocks < most and squeezed.total_bytes <= GIB // 2 * 0.85
 
 
 def test_mlx_is_told_the_plan(tiny, mac):
     told = mac(2 * GIB)
     checkpoint = open_checkpoint(tiny("llama").folder)
-    found = memory.plan(checkpoint, EngineConfig(), MlxLoader(checkpoint, mx.float32, False))
+    found = memory.Planner(checkpoint, EngineConfig(), MlxLoader(checkpoint, mx.float32, False)).plan()
     memory.set_limits(found)
     assert told == {
         "set_cache_limit": found.buffer_bytes,

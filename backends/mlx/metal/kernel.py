@@ -20,8 +20,8 @@ UNROLLED = '#define UNROLLED _Pragma("clang loop unroll(full)")\n'
 #: NumPy's and MLX's names of types, and Metal's.
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t", "int8": "int8_t"}
 
-#: MLX passes smaller arrays in another address space. That changes a kernel's source under its name, and MLX compiles it
-#: anew each time it changes: an input must be always as small, or never.
+#: MLX passes smaller arrays in another address space. That changes a kernel's source under its name, and MLX compiles
+#: it anew each time it changes: an input must be always as small, or never.
 DEVICE_ELEMENTS = 8
 
 Constant = int | float | str

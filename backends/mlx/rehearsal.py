@@ -1,0 +1,140 @@
+"""The steps that a backend runs before it serves: one of each size that has kernels of its own, and the largest.
+
+They run over a pool of a single block, which every table names again and again. What they compute there is noise; what
+they compile, and how much memory they take, depends on sizes alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ...core.config import EngineConfig
+from ...core.request import MAX_LOGPROBS, SamplingParams
+from ...core.step import PLACEHOLDER, RowInit, StepBatch
+from ...models.config import ModelConfig
+from ...models.decoder import Decoder
+from .library import mx, on_metal
+from .metal.attention import LEAST_SPAN
+from .metal.kernel import available
+from .metal.matmul import MOST_AFFINE, MOST_BLOCK, TOKEN_TILES
+
+#: Layers that the largest step runs through: a layer's memory is free again when the next but one begins, and what MLX
+#: queues ahead of the device is less than this many layers of such a step.
+LAYERS = 4
+#: On a CPU a largest step of more operations than this would keep the start waiting, and is not run.
+CPU_OPERATIONS = 10**9
+GREEDY = SamplingParams(temperature=0.0)
+#: Everything that a sampler can be asked at once.
+WIDEST = SamplingParams(
+    min_tokens=1,
+    top_k=50,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={0: 1.0},
+    logprobs=MAX_LOGPROBS,
+)
+
+
+def small_steps(model: ModelConfig, engine: EngineConfig) -> Iterator[StepBatch]:
+    """Steps that need, between them, every kernel of ``metal/`` that serving this model can need. Elsewhere no kernel
+    is compiled, and one step of a chunk and a decode is enough."""
+    context, most = _context(model, engine), engine.max_num_batched_tokens
+    counts = (*TOKEN_TILES, MOST_AFFINE + 1, MOST_BLOCK + 1) if available() else (3,)
+    for count in sorted({min(each, most) for each in counts}):
+        decodes = min(count, engine.max_num_seqs)
+        chunk = min(count - decodes + 1, context)
+        spans = [(1, 1)] * (decodes - 1) + [(chunk, chunk)]
+        yield batch(spans, engine.block_size, placeholders=count > 1)
+    yield batch([(1, min(LEAST_SPAN + 1, context))], engine.block_size, WIDEST, copies=((0, 0),))
+
+
+def largest_step(model: ModelConfig, engine: EngineConfig) -> StepBatch:
+    """As many tokens as a step may have, in as many sequences, each at the end of the longest context, all sampling in
+    every way: decodes, and the rest of the tokens as chunks."""
+    context = _context(model, engine)
+    left, spans = engine.max_num_batched_tokens, []
+    for after in reversed(range(engine.max_num_seqs)):
+        count = min(left - after, context)
+        spans.append((count, context))
+        left -= count
+    return batch(spans[::-1], engine.block_size, WIDEST)
+
+
+def batch(
+    spans: Sequence[tuple[int, int]],
+    block_size: int,
+    params: SamplingParams = GREEDY,
+    *,
+    placeholders: bool = False,
+    copies: Sequence[tuple[int, int]] = (),
+) -> StepBatch:
+    """A step of sequences with (new tokens, context with them), all in block 0. ``placeholders``: a single token is
+    the row's last, whatever that was."""
+    counts, contexts = (np.array(each, np.int32) for each in zip(*spans, strict=True))
+    positions = np.concatenate([np.arange(end - count, end) for count, end in spans]).astype(np.int32)
+    token_ids = np.zeros(len(positions), np.int32)
+    if placeholders:
+        token_ids[np.repeat(counts == 1, counts)] = PLACEHOLDER
+    rows = np.arange(len(spans), dtype=np.int32)
+    return StepBatch(
+        step_id=-1,
+        token_ids=token_ids,
+        positions=positions,
+        slots=(positions % block_size).astype(np.int64),
+        query_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        context_lens=contexts,
+        block_tables=np.zeros((len(spans), -(-int(contexts.max()) // block_size)), np.int32),
+        rows=rows,
+        samples=np.ones(len(spans), np.bool_),
+        copies=np.array(copies, np.int32).reshape(-1, 2),
+        new_rows=tuple(RowInit(int(row), params, seed=0, prompt_ids=(0,), end_ids=(0,)) for row in rows),
+    )
+
+
+def few_layers(decoder: Decoder) -> Decoder:
+    """``decoder`` with LAYERS of its layers, and one of each window."""
+    every, count = decoder.layers, len(decoder.layers)
+    if count <= LAYERS:
+        return decoder
+    chosen = {each.index: each for each in {each.window: each for each in every}.values()}
+    chosen |= {each.index: each for each in (every[n * (count - 1) // (LAYERS - 1)] for n in range(LAYERS))}
+    short = copy.copy(decoder)
+    short.layers = tuple(chosen[index] for index in sorted(chosen))
+    return short
+
+
+def measurable(model: ModelConfig, engine: EngineConfig) -> bool:
+    """Whether the largest step may be run at load."""
+    return on_metal() or _operations(model, engine) <= CPU_OPERATIONS
+
+
+def extra_bytes(work: Callable[[], object]) -> int:
+    """The most memory that MLX held at once during ``work`` beyond what it held before."""
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    work()
+    mx.synchronize()
+    return max(0, int(mx.get_peak_memory()) - int(before))
+
+
+def _operations(model: ModelConfig, engine: EngineConfig) -> int:
+    """Multiplications and additions of the largest step, as far as it is run."""
+    attention = model.num_heads * model.head_dim
+    matrices = model.hidden_size * (2 * attention + 2 * model.num_kv_heads * model.head_dim)
+    matrices += 3 * model.hidden_size * model.intermediate_size
+    tokens, layers = engine.max_num_batched_tokens, min(model.num_layers, LAYERS)
+    head = engine.max_num_seqs * model.hidden_size * model.vocab_size
+    return 2 * (tokens * layers * (matrices + 2 * attention * _context(model, engine)) + head)
+
+
+def _context(model: ModelConfig, engine: EngineConfig) -> int:
+    return min(engine.max_model_len or model.max_position, model.max_position)
