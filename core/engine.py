@@ -14,8 +14,11 @@ import numpy as np
 from ..backends.base import Backend, Ticket
 from .account import OUTPUT_WEIGHT
 from .config import EngineConfig
+from .constraint import Outcome
+from .grammar import Grammar
 from .intake import Limits, check, make_group
 from .invariants import find_problems, quarantine
+from .masks import MaskThreads
 from .plan import BuiltStep
 from .request import (
     FinishReason,
@@ -31,6 +34,10 @@ from .stats import EngineStats, UserCounts
 from .step import StepLogprobs, StepResult
 
 log = logging.getLogger(__name__)
+
+#: Of a step's time, how much the next waits for masks that are being made. A row that is left out loses a whole one.
+_PATIENCE = 0.25
+_IDLE_PATIENCE = 0.1  # seconds; with nothing else to do
 
 _NAN = "the model gave NaN logits for this sequence"
 
@@ -82,6 +89,7 @@ class Engine:
         self._groups: dict[str, Group] = {}
         self._in_flight: deque[_InFlight] = deque()
         self._outputs: list[SequenceOutput] = []
+        self._masks = MaskThreads()
         self._order = 0
         self._rng = random.Random()
         self._started = self._last_step_time = self._waiting_since = clock()
@@ -89,35 +97,45 @@ class Engine:
         self._finish_times: deque[float] = deque(maxlen=64)
         self._dead: str | None = None
 
-    def add(self, request: Request) -> None:
-        """Queue a request.
+    def review(self, request: Request, beside: int = 0) -> None:
+        """Refuse what can't be queued now, with ``beside`` other requests on their way to the queue.
+
+        Raises as ``add`` does.
+        """
+        self._raise_if_dead()
+        try:
+            if request.request_id in self._groups:
+                raise RequestRejectedError(f"request id {request.request_id!r} is already in use", "duplicate_request")
+            check(request, self.limits)
+        except RequestRejectedError:
+            self.scheduler.counters.requests_rejected += 1
+            raise
+        if self.scheduler.num_unstarted + beside >= self.config.max_queue:
+            self.scheduler.counters.requests_rejected += 1
+            after = self._retry_after()
+            waiting = f"{self.config.max_queue} requests are waiting, the most allowed (max_queue)"
+            raise QueueFullError(f"{waiting}; try again in {after:.0f} s", after)
+
+    def add(self, request: Request, grammar: Grammar | None = None) -> None:
+        """Queue a request. ``grammar`` is what ``request.params.grammar`` was compiled to.
 
         Raises:
             RequestRejectedError: it can never be served; the message has the numbers.
             QueueFullError: ``max_queue`` requests wait already.
             EngineDeadError: the engine has failed.
         """
-        self._raise_if_dead()
-        counters, queue = self.scheduler.counters, self.scheduler.queue
-        try:
-            if request.request_id in self._groups:
-                raise RequestRejectedError(f"request id {request.request_id!r} is already in use", "duplicate_request")
-            check(request, self.limits)
-        except RequestRejectedError:
-            counters.requests_rejected += 1
-            raise
-        if self.scheduler.num_unstarted >= self.config.max_queue:
-            counters.requests_rejected += 1
-            after = self._retry_after()
-            waiting = f"{self.config.max_queue} requests are waiting, the most allowed (max_queue)"
-            raise QueueFullError(f"{waiting}; try again in {after:.0f} s", after)
-        if not queue:
-            self._waiting_since = self.clock()
+        self.review(request)
         account = self.scheduler.fairness.account(request.user)
-        group = make_group(request, self.limits, account, self._order, self._rng)
+        try:
+            group = make_group(request, self.limits, account, self._order, self._rng, grammar)
+        except RequestRejectedError:
+            self.scheduler.counters.requests_rejected += 1
+            raise
+        if not self.scheduler.queue:
+            self._waiting_since = self.clock()
         self._order += len(group.seqs)
         self._groups[request.request_id] = group
-        counters.requests_added += 1
+        self.scheduler.counters.requests_added += 1
         self.scheduler.add(group.seqs[0])
 
     def abort(self, request_id: str, index: int | None = None) -> bool:
@@ -166,6 +184,7 @@ class Engine:
         self._groups.clear()
         self._in_flight.clear()
         self._outputs.clear()
+        self._masks.close()
         self.backend.close()
 
     def check(self, *, repair: bool = False) -> list[str]:
@@ -215,6 +234,8 @@ class Engine:
     def _step(self) -> None:
         while self._in_flight and self._in_flight[0].ticket.done():
             self._collect()
+        if self._masks.outstanding:
+            self._take_masks(_PATIENCE * self._last_step_seconds)
         built = None
         if len(self._in_flight) < self.backend.info.max_in_flight:
             built = self.scheduler.schedule()
@@ -226,6 +247,23 @@ class Engine:
             self._last_step_time = self.clock()
         if self._in_flight and (built is None or len(self._in_flight) >= self.backend.info.max_in_flight):
             self._collect()
+        elif built is None and not self._in_flight:
+            self._take_masks(_IDLE_PATIENCE)
+
+    def _take_masks(self, patience: float) -> None:
+        """Go on with the sequences whose grammars have said what may follow; end those they ended."""
+        for seq, outcome in self._masks.take(patience):
+            if seq.finish_reason is not None:
+                continue
+            if outcome is Outcome.GOES_ON:
+                self.scheduler.rows.waits[seq.row : seq.row + 1] = False  # no row: an empty slice
+            elif outcome is Outcome.COMPLETE:
+                self._finish(seq, FinishReason.STOP)
+                self._report(seq, ())
+            else:
+                assert seq.constraint is not None
+                self._finish(seq, FinishReason.ERROR)
+                self._report(seq, (), error=seq.constraint.error)
 
     def _end_out_of_room(self) -> None:
         for seq in self.scheduler.out_of_room:
@@ -256,11 +294,11 @@ class Engine:
                 self._finish(seq, FinishReason.ERROR)
                 self._report(seq, (), error=_NAN)
             else:
-                self._take(seq, token)
-                self._report(seq, (token,), logprobs.get(i))
+                self._take(seq, token, logprobs.get(i))
 
-    def _take(self, seq: Sequence, token: int) -> None:
-        """One more token; it may be the last. An end token wins over the limit it comes at."""
+    def _take(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        """One more token; it may be the last. An end token wins over the limit it comes at, and so does a grammar to
+        which nothing can be added: its sequence ends with STOP after a token that is text."""
         tokens, account = seq.tokens, seq.account
         tokens.append(token)
         account.counter += OUTPUT_WEIGHT / account.weight
@@ -268,7 +306,15 @@ class Engine:
         if token in seq.stop_ids and seq.num_outputs >= seq.group.request.params.min_tokens:
             self._finish(seq, FinishReason.STOP)
         elif len(tokens) >= seq.limit:
+            if seq.constraint is not None and seq.constraint.completes(token):
+                self._report(seq, (token,), logprob)
+                self._finish(seq, FinishReason.STOP)
+                self._report(seq, ())
+                return
             self._finish(seq, FinishReason.LENGTH)
+        elif seq.constraint is not None:
+            self._masks.follow(seq, seq.constraint, token)
+        self._report(seq, (token,), logprob)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """``seq`` ends and gives back all it holds."""

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 
 from .account import Account
+from .constraint import Constraint
+from .grammar import Grammar, GrammarError
 from .request import Request, RequestRejectedError
 from .sequence import Group, Sequence, derive_seed
 
@@ -55,8 +57,14 @@ def _check_ids(what: str, ids: tuple[int, ...] | dict[int, float], vocab_size: i
         raise RequestRejectedError(f"{what} holds token id {bad}; ids are 0 to {vocab_size - 1}", "invalid_token")
 
 
-def make_group(request: Request, limits: Limits, account: Account, order: int, rng: random.Random) -> Group:
-    """The request's sequences, each with its own seed; the first is the leader, the others are held back for it."""
+def make_group(
+    request: Request, limits: Limits, account: Account, order: int, rng: random.Random, grammar: Grammar | None = None
+) -> Group:
+    """The request's sequences, each with its own seed; the first is the leader, the others are held back for it.
+
+    Raises:
+        RequestRejectedError: with code ``invalid_grammar``: nothing can be said that follows ``grammar``.
+    """
     params = request.params
     seed = rng.getrandbits(64) if params.seed is None else params.seed
     length = len(request.prompt_ids)
@@ -79,8 +87,20 @@ def make_group(request: Request, limits: Limits, account: Account, order: int, r
             account,
             request.priority,
             length,
+            constraint=_constraint(grammar, stop_ids, limits, params.min_tokens),
         )
         group.seqs.append(seq)
     group.held = group.seqs[1:]
     group.num_unfinished = params.n
     return group
+
+
+def _constraint(
+    grammar: Grammar | None, stop_ids: frozenset[int], limits: Limits, min_tokens: int
+) -> Constraint | None:
+    if grammar is None:
+        return None
+    try:
+        return Constraint(grammar, stop_ids, limits.end_ids, min_tokens)
+    except GrammarError as error:
+        raise RequestRejectedError(str(error), "invalid_grammar") from None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .request import SamplingParams
 from .rows import Index, Rows
 from .sequence import Sequence
-from .step import RowInit, StepBatch
+from .step import RowInit, StepBatch, StepMasks
 
 
 class Chunk(NamedTuple):
@@ -90,6 +90,8 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
     context_lens = rows.computed[order] + counts
     tables = rows.tables[order, : max(1, int(rows.num_blocks[order].max()))]
     copies = np.array(plan.copies, np.int32).reshape(-1, 2)
+    sampled_rows = order[samples] if chunks else order
+    sampled = [seq for row in sampled_rows.tolist() if (seq := seqs[row]) is not None]
     batch = StepBatch(
         step_id,
         token_ids,
@@ -102,14 +104,28 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
         samples,
         copies,
         tuple(plan.new_rows),
+        _masks(sampled, rows.masked[sampled_rows]) if rows.num_masked else None,
     )
-    sampled_rows = order[samples] if chunks else order
     pairs = int(positions.sum(dtype=np.int64)) + total
     return BuiltStep(
         batch,
         order,
         counts,
-        [seq for row in sampled_rows.tolist() if (seq := seqs[row]) is not None],
+        sampled,
         sampled_rows,
         pairs,
     )
+
+
+def _masks(sampled: list[Sequence], masked: NDArray[np.bool_]) -> StepMasks | None:
+    """The masks of those that follow a grammar; each is used for this step and no other."""
+    index = np.flatnonzero(masked)
+    if not len(index):
+        return None
+    bits = []
+    for i in index.tolist():
+        constraint = sampled[i].constraint
+        assert constraint is not None and constraint.mask is not None
+        bits.append(constraint.mask)
+        constraint.mask = None
+    return StepMasks(index, np.stack(bits))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .grammar import GrammarSpec
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended."""
@@ -38,6 +40,7 @@ class SamplingParams:
     ignore_eos: bool = False  # ignores every end id of the model (not stop_token_ids)
     logprobs: int | None = None  # None: none; k >= 0: the chosen token's and the k most likely tokens'
     n: int = 1  # sequences per request; sequence i of a seeded request draws from (seed, i)
+    grammar: GrammarSpec | None = None  # what the text must match; end tokens only where it does
 
     def __post_init__(self) -> None:
         checks = (

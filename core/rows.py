@@ -21,6 +21,7 @@ class Rows:
     ``tokens`` counts those known and those sampled by a step still in flight; ``computed`` those whose K/V a submitted
     step writes. A row is *reading its prompt* while computed < entry (the tokens known when it entered: after a
     preemption its outputs are among them) and *decoding* from then on, always exactly one token behind.
+    A row that follows a grammar *waits* while tokens of it are in flight and until what may follow them is known.
     A row may be given away at once: steps run in order, so an older step in flight is done with it before.
     """
 
@@ -28,6 +29,9 @@ class Rows:
         self.block_size = block_size
         self.seqs: list[Sequence | None] = [None] * num_rows
         self.active = np.zeros(num_rows, np.bool_)
+        self.masked = np.zeros(num_rows, np.bool_)  # follows a grammar
+        self.waits = np.zeros(num_rows, np.bool_)  # and has no mask for its next token yet
+        self.num_masked = 0
         self.known = np.zeros(num_rows, np.int32)
         self.tokens = np.zeros(num_rows, np.int32)
         self.computed = np.zeros(num_rows, np.int32)
@@ -51,8 +55,11 @@ class Rows:
         return [seq for seq in self.seqs if seq is not None]
 
     def decoding(self) -> Index:
-        """Rows with one token to compute, in row order."""
-        return np.flatnonzero(self.active & (self.computed >= self.entry) & (self.tokens < self.limit))
+        """Rows with one token to compute, in row order; those that wait for a mask are left out."""
+        ready = self.active & (self.computed >= self.entry) & (self.tokens < self.limit)
+        if self.num_masked:
+            ready &= ~self.waits
+        return np.flatnonzero(ready)
 
     def reading(self) -> Index:
         """Rows with prompt left to compute."""
@@ -66,6 +73,8 @@ class Rows:
         seq.entry = np.array(seq.tokens, np.int32)
         self.seqs[row] = seq
         self.active[row] = True
+        self.masked[row], self.waits[row] = seq.constraint is not None, False
+        self.num_masked += seq.constraint is not None
         self.known[row] = self.tokens[row] = self.entry[row] = count
         self.computed[row], self.published[row], self.limit[row] = computed, published, seq.limit
         self.num_blocks[row] = len(seq.blocks)
@@ -77,7 +86,8 @@ class Rows:
         row = seq.row
         seq.num_pending = int(self.tokens[row] - self.known[row])
         self.tables[row, : self.num_blocks[row]] = -1
-        self.active[row] = False
+        self.active[row] = self.masked[row] = self.waits[row] = False
+        self.num_masked -= seq.constraint is not None
         self.seqs[row] = None
         seq.row, seq.entry = -1, None
         heapq.heappush(self._free, row)

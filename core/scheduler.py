@@ -48,8 +48,11 @@ class Scheduler:
         self.queue.push(leader)
 
     def schedule(self) -> BuiltStep | None:
-        """Decide and lay out the next step; None when there is nothing to do. ``commit`` must follow its submission."""
+        """Decide and lay out the next step; None when there is nothing to do, or it is better to wait for those in
+        flight. ``commit`` must follow its submission."""
         plan = StepPlan(self.rows.decoding())
+        if self._gathers(plan.decodes):
+            return None
         self._make_room(plan)
         self._read_prompts(plan)
         if not plan.num_seqs:
@@ -62,6 +65,8 @@ class Scheduler:
         """The step was submitted: count it, let others find its blocks, let siblings follow their leader."""
         plan = self._plan
         self.rows.advance(built.rows, built.counts, built.batch.samples)
+        if built.batch.masks is not None:
+            self.rows.waits[built.sampled_rows[built.batch.masks.index]] = True
         for seq, start, length in plan.chunks:
             seq.settled = True
             if seq.group.held and seq is seq.leader and start + length >= seq.prompt_len:
@@ -87,6 +92,14 @@ class Scheduler:
             seq.group.held.remove(seq)
         else:
             self.queue.remove(seq)
+
+    def _gathers(self, decodes: Index) -> bool:
+        """Whether the step would hold nobody but rows that follow grammars, while others of them are in flight: one
+        step for all of them costs less than two that take turns."""
+        rows = self.rows
+        if not rows.num_masked or not len(decodes) or len(self.queue) or not rows.masked[decodes].all():
+            return False
+        return bool((rows.masked & (rows.tokens > rows.known)).any()) and not len(rows.reading())
 
     def _make_room(self, plan: StepPlan) -> None:
         """A block for each decoding row that needs one; drops from the plan the rows that had to give way."""
@@ -153,8 +166,8 @@ class Scheduler:
         return min(candidates, key=_reading_order, default=None)
 
     def _admit(self, seq: Sequence, plan: StepPlan) -> bool:
-        """Give the queue's head a row, if there is one, all its tokens are known and its blocks fit."""
-        if not self.rows.num_free or seq.num_pending:
+        """Give the queue's head a row, if there is one, all its tokens and its mask are known and its blocks fit."""
+        if not self.rows.num_free or seq.num_pending or seq.waits_for_mask:
             return False
         situation = (self.kv.pool.num_unreferenced, self.rows.num_running)
         if seq.blocked is not None and situation[0] <= seq.blocked[0] and situation[1] >= seq.blocked[1]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .account import Account
+from .constraint import Constraint
 from .prefix import Node
 from .request import FinishReason, Request
 
@@ -64,11 +65,17 @@ class Sequence:
     reported: bool = False  # its first output was handed out
     finish_reason: FinishReason | None = None
     entry: NDArray[np.int32] | None = None  # the tokens it had when it entered its row
+    constraint: Constraint | None = None  # its grammar
     blocked: tuple[int, int] | None = None  # (unreferenced blocks, running) when it last failed to fit
 
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def waits_for_mask(self) -> bool:
+        """Whether it follows a grammar that has not said yet what may come next."""
+        return self.constraint is not None and self.constraint.mask is None
 
     @property
     def leader(self) -> Sequence:

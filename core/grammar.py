@@ -1,0 +1,82 @@
+"""Output that must follow a grammar, as the engine sees it: what was asked, and one sequence's way through it.
+
+The engine knows no grammar library. Whoever compiles a ``GrammarSpec`` (``bireme.grammar``) hands over a ``Grammar``;
+for each sequence the engine takes a ``Matcher`` from it, tells it every token, and asks it which may come next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: A set bit per allowed token id, the lowest id in the lowest bit: int32 [ceil(vocab_size / 32)].
+Mask = NDArray[np.int32]
+
+GrammarKind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+
+
+class GrammarError(ValueError):
+    """A grammar that can't be compiled, or led to nothing that a token can continue; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What a sequence's text must match, from its first character to its last."""
+
+    kind: GrammarKind
+    text: str  # the schema or the list of choices as JSON, the expression, or the grammar's own text
+    field: str = "grammar"  # of a request's body that it came from: errors name it
+
+
+class Matcher(Protocol):
+    """One sequence's place in a grammar. Used by one thread at a time, whichever; long calls release the GIL."""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the text so far is a whole one."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is a whole one and nothing can follow."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Go on by one token, which is no end token. Raises ``GrammarError`` where the grammar has no such way."""
+        ...
+
+    def fill(self, mask: Mask) -> None:
+        """Set the bits of the tokens that may come next, clear all others. End tokens' bits are unspecified.
+
+        Raises ``GrammarError`` where the grammar turns out to be too complex to go on.
+        """
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar. Any number of sequences may follow it."""
+
+    @property
+    def first_mask(self) -> Mask:
+        """What ``fill`` gives at the start; never changed."""
+        ...
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start."""
+        ...
+
+
+def mask_width(vocab_size: int) -> int:
+    """Words in a mask."""
+    return -(-vocab_size // 32)
+
+
+def allow(mask: Mask, ids: tuple[int, ...], allowed: bool) -> None:
+    """Set or clear single tokens' bits."""
+    for token in ids:
+        word, bit = divmod(token, 32)
+        one = np.uint32(1 << bit).view(np.int32)
+        mask[word] = mask[word] | one if allowed else mask[word] & ~one
