@@ -136,7 +136,7 @@ def _label(tensors: Mapping[str, StoredTensor]) -> str:
     sizes: Counter[str] = Counter()
     for tensor in tensors.values():
         kind = MODE_OF.get(tensor.kind, tensor.kind)
-        sizes[f"{tensor.bits}-bit MLX" if kind == "MLX" else kind] += tensor.nbytes
+        sizes[f"{tensor.bits}-bit {tensor.scheme or 'MLX'}" if kind == "MLX" else kind] += tensor.nbytes
     total = sum(sizes.values())
     kinds = [kind for kind, size in sizes.most_common() if size * 10 >= total]
     blocks = [kind for kind in kinds if kind not in DENSE]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import fp8
 from .blocks import UNPACKERS, unpack
 from .ggml_types import BY_NAME
 from .mlx_affine import unpack_codes
@@ -21,8 +22,8 @@ CHUNK = 1 << 18  # elements decoded at a time
 def dequantize(weight: Weight, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
     """Rows ``start`` to ``stop`` (all, unless given) as float32, shape ``weight.shape`` but for the rows.
 
-    Bit for bit what gguf-py makes of GGML types; affine MLX weights are scale * code + bias in float32. Always a new
-    array.
+    Bit for bit what gguf-py makes of GGML types; affine MLX weights are scale * code + bias in float32, in the input's
+    order of columns. Always a new array.
 
     Raises:
         ValueError: a kind without a decoder.
@@ -30,8 +31,10 @@ def dequantize(weight: Weight, start: int = 0, stop: int | None = None) -> NDArr
     count = weight.shape[0]
     stop = count if stop is None else min(stop, count)
     out = np.empty((max(stop - start, 0), *weight.shape[1:]), np.float32)
+    places = None if weight.order is None else np.argsort(weight.order)
     for first, last in row_chunks(weight.shape, start, stop):
-        out[first - start : last - start] = _decode(weight, slice(first, last)).reshape(-1, *weight.shape[1:])
+        values = _decode(weight, slice(first, last)).reshape(-1, *weight.shape[1:])
+        out[first - start : last - start] = values if places is None else values[:, places]
     return out
 
 
@@ -72,6 +75,9 @@ def _decode(weight: Weight, rows: slice) -> NDArray[np.float32]:
     if kind in MODE_OF:
         assert weight.scales is not None
         return decode(kind, data, weight.scales[rows])
+    if kind == fp8.KIND:
+        assert weight.scales is not None
+        return fp8.decode(data, weight.scales[rows], weight.group_size)
     if kind not in UNPACKERS:
         raise ValueError(f"tensor {weight.name} has type {kind}, for which there is no decoder")
     return unpack(kind, data.reshape(-1, BY_NAME[kind].size)).values()

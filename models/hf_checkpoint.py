@@ -7,9 +7,9 @@ from pathlib import Path
 
 from .checkpoint import OpenCheckpoint
 from .hf_config import hf_config, text_part
+from .hf_quantization import quantization_scheme
 from .hf_source import SafetensorsSource
 from .hf_text import hf_end_ids, hf_generation_defaults, hf_tokenizer, read_json
-from .mlx_config import mlx_quantization
 from .names import HEAD
 from .settings import Settings
 from .weight import CheckpointError
@@ -22,8 +22,7 @@ def open_folder(folder: Path) -> OpenCheckpoint:
     path = folder / "config.json"
     whole = read_json(path)
     inner, nested = text_part(whole)
-    quantization = mlx_quantization(inner, str(path))
-    source = SafetensorsSource(folder, quantization, nested)
+    source = SafetensorsSource(folder, quantization_scheme(inner, str(path)), nested)
     try:
         config = hf_config(Settings(inner, str(path)), has_head=HEAD in source.tensors)
         checkpoint = OpenCheckpoint(

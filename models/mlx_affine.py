@@ -32,3 +32,18 @@ def unpack_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
             code = code | (groups[:, :, byte + 1] << np.uint8(8 - shift))
         codes[:, :, index] = code & mask
     return codes.reshape(rows, -1)
+
+
+def pack_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+    """Codes [rows, K] as one little-endian bit stream per row, lowest bits first: uint32 [rows, K * bits / 32]."""
+    rows = codes.shape[0]
+    if bits == 8:
+        return np.ascontiguousarray(codes).view("<u4")
+    if bits == 4:
+        return np.ascontiguousarray(codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))).view("<u4")
+    eights = codes.reshape(rows, -1, 8)  # 8 codes are a whole number of bytes at any width
+    packed = np.zeros(eights.shape[:2], np.uint64)
+    for index in range(8):
+        packed |= eights[:, :, index].astype(np.uint64) << np.uint64(index * bits)
+    stream = packed.astype("<u8").view(np.uint8).reshape(rows, -1, 8)[:, :, :bits]
+    return np.ascontiguousarray(stream).reshape(rows, -1).view("<u4")

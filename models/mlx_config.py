@@ -1,4 +1,4 @@
-"""How a safetensors folder says that it is quantised: MLX's own modes are read, everything else refused by name."""
+"""How a safetensors folder says that MLX quantised it: one form for all, and others for some modules."""
 
 from __future__ import annotations
 
@@ -33,22 +33,12 @@ class MlxQuantization:
         return self.overrides.get(name.removesuffix(".weight"), self.form)
 
 
-def mlx_quantization(config: Mapping[str, Any], source: str) -> MlxQuantization | None:
-    """What ``config.json`` says of quantisation; None: nothing, the weights are dense.
+def mlx_quantization(given: Mapping[str, Any], source: str) -> MlxQuantization:
+    """From config.json's "quantization".
 
     Raises:
-        CheckpointError: another scheme than MLX's, or numbers it doesn't have.
+        CheckpointError: a mode, or numbers, that MLX doesn't have.
     """
-    given = config.get("quantization") or config.get("quantization_config") or config.get("compression_config")
-    if given is None:
-        return None
-    if not isinstance(given, dict):
-        raise CheckpointError(f"{source}: quantization is {given!r}; wanted: an object")
-    method = given.get("quant_method") or (None if "bits" in given and "group_size" in given else "an unknown method")
-    if method is not None:
-        raise CheckpointError(
-            f"{source}: weights quantised by {method} are not supported; supported: dense weights, MLX, GGUF"
-        )
     form = _form(given, {}, "quantization", source)
     overrides: dict[str, MlxForm] = {}
     for key, value in given.items():

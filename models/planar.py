@@ -43,7 +43,7 @@ def planar(weight: Weight, start: int = 0, stop: int | None = None) -> PlanarWei
 
     MLX groups of 64 and 128 come as groups of 32 of equal scale. Temporaries stay at a few chunks of rows.
     """
-    if weight.kind != "MLX" and (weight.kind not in UNPACKERS or weight.kind in CODEBOOK):
+    if weight.ordered or weight.kind != "MLX" and (weight.kind not in UNPACKERS or weight.kind in CODEBOOK):
         return None
     stop = weight.shape[0] if stop is None else min(stop, weight.shape[0])
     rows, columns = max(stop - start, 0), weight.shape[1]

@@ -1,7 +1,8 @@
 """The safetensors container (https://github.com/huggingface/safetensors#format), memory-mapped.
 
 A file is an 8-byte header length, a JSON header of tensor names with type, shape and byte range, and the data. Every
-range is checked against the file's size before it is used. bfloat16, which NumPy lacks, comes as uint16.
+range is checked against the file's size before it is used. Types that NumPy lacks come as
+unsigned integers.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # the format's limit, bytes
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U64": "<u8", "I64": "<i8", "U32": "<u4"}
-_DTYPES |= {"I32": "<i4", "U16": "<u2", "I16": "<i2", "U8": "u1", "I8": "i1", "BOOL": "u1"}
-_OTHER_SIZES = {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8}
+_DTYPES |= {"I32": "<i4", "U16": "<u2", "I16": "<i2", "U8": "u1", "I8": "i1", "BOOL": "u1", "F8_E4M3": "u1"}
+_OTHER_SIZES = {"F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class SafetensorsFile:
             raise
 
     def data(self, tensor: SafeTensor) -> NDArray[Any]:
-        """The values in the tensor's shape, read-only; BF16 as uint16."""
+        """The values in the tensor's shape, read-only; BF16 as uint16, F8_E4M3 as uint8."""
         if tensor.dtype not in _DTYPES:
             self._fail(f"tensor {tensor.name} has type {tensor.dtype}, which is not supported")
         count = math.prod(tensor.shape)

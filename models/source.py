@@ -20,6 +20,8 @@ class StoredTensor:
     bits: int = 0  # of MLX tensors
     problem: str | None = None  # why it can't be used, if so
     group_size: int = 0  # of MLX tensors
+    scheme: str = ""  # who quantised it, for people, where the kind doesn't say
+    ordered: bool = False  # its columns may come in another order (``Weight.order``)
 
 
 class TensorSource(Protocol):

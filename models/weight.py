@@ -21,8 +21,9 @@ class Weight:
 
     ``kind`` is "F32", "F16", "BF16" (``data`` typed ``shape``; BF16 as uint16), a GGML block type such as "Q4_1"
     (``data`` uint8 [rows, bytes per row]), "MLX" (affine: ``data`` uint32 [rows, words], with ``scales`` and
-    ``biases`` float16 or float32 [rows, groups]; ``bits``, ``group_size``), or "MLX_MXFP4", "MLX_MXFP8", "MLX_NVFP4"
-    (the same with ``scales`` uint8 and no ``biases``; see ``mlx_float.py``).
+    ``biases`` float16 or float32 [rows, groups]; ``bits``, ``group_size``), "MLX_MXFP4", "MLX_MXFP8", "MLX_NVFP4"
+    (the same with ``scales`` uint8 and no ``biases``; see ``mlx_float.py``), or "F8_E4M3" (``data`` uint8 ``shape``
+    with float32 ``scales`` [rows, groups]; the last group may be short). AWQ, GPTQ and packed integers are "MLX" too.
     """
 
     name: str  # canonical: Hugging Face's, without "language_model." and the like
@@ -34,6 +35,11 @@ class Weight:
     bits: int = 0
     group_size: int = 0
     order: NDArray[np.integer[Any]] | None = None  # [columns]: stored column j is column order[j]; None: in order
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the columns are stored in another order than the input's."""
+        return self.order is not None
 
     def dequantize(self) -> NDArray[np.float32]:
         """The exact float32 values, shape ``shape``: bit for bit those of gguf-py (GGML types) or mlx (affine)."""

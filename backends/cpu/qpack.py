@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...models.blocks import unpack
+from ...models.dequant import dequantize
 from ...models.ggml_types import BY_NAME, CODEBOOK
 from ...models.planar import planar
 from ...models.weight import Weight
@@ -72,7 +73,7 @@ def _format(weight: Weight) -> tuple[Format, str]:
     half = _reads_halves() and weight.kind in _HALF_KINDS
     if weight.kind in CODEBOOK:
         return Format((8,), half=half), weight.kind
-    if weight.kind == "MLX":
+    if weight.kind == "MLX" and not weight.ordered:
         assert weight.scales is not None
         half = _reads_halves() and weight.bits < 8 and weight.scales.dtype == np.float16
         group = min(weight.group_size, GROUP)
@@ -113,7 +114,7 @@ def _codebook(weight: Weight, start: int, stop: int) -> Parts:
 
 def _round(weight: Weight, start: int, stop: int) -> Parts:
     """Dense rows as int8 with a float32 scale per 32 values, at most half a step (max/254 of a group) off."""
-    rows = replace(weight, shape=(stop - start, weight.shape[1]), data=weight.data[start:stop]).dequantize()
+    rows = dequantize(weight, start, stop)
     rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % GROUP))).reshape(stop - start, -1, GROUP)
     scales = (np.abs(rows).max(axis=2) / np.float32(127)).astype(np.float32)
     with np.errstate(invalid="ignore"):  # a weight that isn't finite leaves a scale that isn't, and so its outputs

@@ -51,7 +51,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """One weight. A ``high``, ``words``, ``scale`` or ``minimum`` that its form doesn't have is ``low``, and never read."""
+    """One weight. A ``high``, ``words``, ``scale`` or ``minimum`` that its form lacks is ``low``, and never read."""
 
     form: Form
     rows: int

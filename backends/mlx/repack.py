@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...models.blocks import unpack
 from ...models.ggml_types import BY_NAME
+from ...models.mlx_affine import pack_codes
 from ...models.planar import planar
 from ...models.weight import Weight
 from .linear import Packing
@@ -56,18 +57,3 @@ def _repack_mxfp4(rows: NDArray[np.uint8]) -> Repacked:
     blocks = rows.reshape(-1, BY_NAME["MXFP4"].size)
     codes = unpack("MXFP4", blocks).codes
     return Repacked(pack_codes(codes.reshape(len(rows), -1), 4), blocks[:, 0].reshape(len(rows), -1), None)
-
-
-def pack_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
-    """Codes [rows, K] as one little-endian bit stream per row, lowest bits first: uint32 [rows, K * bits / 32]."""
-    rows = codes.shape[0]
-    if bits == 8:
-        return np.ascontiguousarray(codes).view("<u4")
-    if bits == 4:
-        return np.ascontiguousarray(codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))).view("<u4")
-    eights = codes.reshape(rows, -1, 8)  # 8 codes are a whole number of bytes at any width
-    packed = np.zeros(eights.shape[:2], np.uint64)
-    for index in range(8):
-        packed |= eights[:, :, index].astype(np.uint64) << np.uint64(index * bits)
-    stream = packed.astype("<u8").view(np.uint8).reshape(rows, -1, 8)[:, :, :bits]
-    return np.ascontiguousarray(stream).reshape(rows, -1).view("<u4")

@@ -103,7 +103,7 @@ class MlxLoader:
         """How ``weight`` is held; None: dense."""
         if not self.quantized or weight.kind in DENSE:
             return None
-        if weight.kind == "MLX":
+        if weight.kind == "MLX" and not weight.ordered:
             return Packing(weight.bits, weight.group_size) if weight.group_size in AFFINE_GROUPS else REQUANTISED
         if weight.kind in MODE_OF:
             return Packing(weight.bits, weight.group_size, MODE_OF[weight.kind])
@@ -163,7 +163,7 @@ class MlxLoader:
         self._count(weight)
         if weight.kind in MODE_OF:
             return mx.array(weight.data), mx.array(weight.scales), None
-        if weight.kind == "MLX" and weight.group_size in AFFINE_GROUPS:
+        if weight.kind == "MLX" and not weight.ordered and weight.group_size in AFFINE_GROUPS:
             return mx.array(weight.data), self._scale(weight.scales), self._scale(weight.biases)
         if weight.kind in REPACKED:
             return self._repack(weight)

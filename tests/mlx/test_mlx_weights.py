@@ -14,10 +14,10 @@ from tiny import hf_settings, quantize_affine, random_weights, tiny_config, writ
 
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.linear import DenseLinear, QuantizedEmbedding, QuantizedLinear
-from bireme.backends.mlx.repack import REPACKED, pack_codes, repack
+from bireme.backends.mlx.repack import REPACKED, repack
 from bireme.backends.mlx.weights import MlxLoader
 from bireme.models.checkpoint import open_checkpoint
-from bireme.models.mlx_affine import BITS, unpack_codes
+from bireme.models.mlx_affine import BITS, pack_codes, unpack_codes
 from bireme.models.mlx_float import KIND_OF, MODES
 from bireme.models.weight import Weight
 

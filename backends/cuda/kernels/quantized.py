@@ -62,7 +62,8 @@ def dequantize_kernel(
 def vector_kernel(
     x, low, high, words, scale, minimum, bias, out, rows, columns, count, out_stride,
     LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, MEANING: tl.constexpr, SCALES: tl.constexpr,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, BIAS: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
+    GROUP: tl.constexpr, SHARED: tl.constexpr,
+    BIAS: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Program n: ROWS rows of the weight times ``count`` (at most COUNT) rows of x, in float32 without tensor cores.
 
@@ -98,7 +99,8 @@ def vector_kernel(
 def matrix_kernel(
     x, low, high, words, scale, minimum, bias, out, partial, rows, columns, count, out_stride,
     LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, MEANING: tl.constexpr, SCALES: tl.constexpr,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr,
+    GROUP: tl.constexpr, SHARED: tl.constexpr,
+    BIAS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Program (n, m, s): ROWS rows of the weight times COUNT rows of x, over split s of the columns.
 
