@@ -44,8 +44,9 @@ class OutputText:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        kept: frozenset[int] = frozenset(),  # special tokens that are text all the same
     ) -> None:
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids - kept if skip_special_tokens else frozenset[int]()
         self._decoder = _ByteDecoder(tokenizer) if tokenizer.context_free else _WindowDecoder(tokenizer)
         self._matcher = StopMatcher(stop) if stop else None
         self._include_stop = include_stop

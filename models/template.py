@@ -15,12 +15,15 @@ import jinja2
 from jinja2 import nodes
 
 from .jinja import Refusal, TemplateEnvironment, render
-from .messages import TemplateError, normalize
+from .messages import MessageShape, TemplateError, normalize
+from .tool_prompt import has_calls, introduce, write_out
 from .weight import TokenizerFiles
 
 __all__ = ["ChatTemplate", "TemplateError"]
 
 _PROBE = "bireme probe"
+#: Mistral's templates refuse ids of tool calls that have another length.
+_SHORT_IDS = re.compile(r"length\s*!=\s*9\b")
 
 
 class _Encoder(Protocol):
@@ -61,6 +64,21 @@ class ChatTemplate:
     def available(self) -> bool:
         """Whether the model has a chat template at all."""
         return bool(self._named)
+
+    @property
+    def source(self) -> str:
+        """All templates' text; formats are found by marks in it."""
+        return "\n".join(one.source for one in self._named.values())
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether a template has a place for tools; otherwise ``render`` puts them into the system's words."""
+        return any(one.takes_tools for one in self._named.values())
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Every name that a template looks up: an option of another name changes nothing."""
+        return frozenset().union(*(one.names for one in self._named.values()))
 
     def render(
         self,
@@ -119,27 +137,42 @@ class _Compiled:
         self._tokens = tokens
         self._error: str | None = None
         self._places = _guarded_places(source, environment, tokenizer.control_literals)
-        self._keep_developer = "developer" in source
-        self._as_parts = self._string_arguments = False
+        self.names = _names(source, environment)
+        self.takes_tools = "tools" in self.names
+        self._takes_calls = "tool_calls" in source
+        self._shape = MessageShape()
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             self._error = f"the model's chat template can't be read: {error}"
             return
-        self._as_parts = not self._takes(as_parts=False) and self._takes(as_parts=True)
-        self._string_arguments = "tool_calls" in source and self._joins_arguments()
+        as_parts = not self._takes(as_parts=False) and self._takes(as_parts=True)
+        self._shape = MessageShape(as_parts=as_parts)
+        self._shape = MessageShape(
+            as_parts=as_parts,
+            keep_developer="developer" in source,
+            string_arguments=self._takes_calls and self._joins_arguments(),
+            short_ids=_SHORT_IDS.search(source) is not None,
+        )
 
     def render(self, messages: Any, values: Mapping[str, Any], guard: str) -> str:
         if self._error is not None:
             raise TemplateError(self._error)
-        clean = normalize(
-            messages,
-            as_parts=self._as_parts,
-            keep_developer=self._keep_developer,
-            string_arguments=self._string_arguments,
-        )
+        tools = values.get("tools")
+        if not self.takes_tools and (tools or (not self._takes_calls and has_calls(messages))):
+            messages, values = self._without_tools(messages, tools), {**values, "tools": None}
+        clean = normalize(messages, self._shape)
         guarded = {key: self._guard(value, guard) for key, value in values.items()}
         return self._run({**guarded, "messages": self._guard(clean, guard)})
+
+    def _without_tools(self, messages: Any, tools: Any) -> list[dict[str, Any]]:
+        """The conversation for a template that knows no tools: all that it wouldn't show stands in its texts."""
+        plain = normalize(messages, MessageShape(keep_developer=self._shape.keep_developer, string_arguments=True))
+        if not self._takes_calls:
+            plain = write_out(plain)
+        if not tools:
+            return plain
+        return introduce(plain, tools, takes_system=self._takes(self._shape.as_parts, role="system"))
 
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:
@@ -166,20 +199,22 @@ class _Compiled:
             return _cut_like(item, self._guard("".join(part["text"] for part in item), guard), guard)
         return self._guard(item, guard)
 
-    def _takes(self, as_parts: bool) -> bool:
+    def _takes(self, as_parts: bool, role: str = "user") -> bool:
         """Whether content of this shape comes out as its text."""
         content: Any = [{"type": "text", "text": _PROBE}] if as_parts else _PROBE
+        plain: Any = [{"type": "text", "text": "a"}] if as_parts else "a"
+        after = [] if role == "user" else [{"role": "user", "content": plain}]
         try:
-            return _PROBE in self._run(_probe_values([{"role": "user", "content": content}]))
+            return _PROBE in self._run(_probe_values([{"role": role, "content": content}, *after]))
         except TemplateError:
             return False
 
     def _joins_arguments(self) -> bool:
         """Whether arguments given as an object come out as Python's repr, or not at all."""
         call = {"type": "function", "id": "call00000", "function": {"name": "probe", "arguments": {"probe": "a"}}}
-        content: Any = [{"type": "text", "text": ""}] if self._as_parts else ""
+        content: Any = [{"type": "text", "text": ""}] if self._shape.as_parts else ""
         messages = [
-            {"role": "user", "content": [{"type": "text", "text": "a"}] if self._as_parts else "a"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}] if self._shape.as_parts else "a"},
             {"role": "assistant", "content": content, "tool_calls": [call]},
         ]
         try:
@@ -256,6 +291,15 @@ def _guarded_places(source: str, environment: TemplateEnvironment, literals: Seq
     seconds = {literal[1:3] for literal in literals if not literal[1].isalnum()}
     patterns += [rf"\A{re.escape(second)}" for second in sorted(seconds)]
     return re.compile("|".join(patterns)) if patterns else None
+
+
+def _names(source: str, environment: TemplateEnvironment) -> frozenset[str]:
+    """The variables a template reads."""
+    try:
+        tree = environment.parse(source)
+    except (jinja2.TemplateError, RecursionError):
+        return frozenset()
+    return frozenset(node.name for node in tree.find_all(nodes.Name))
 
 
 def _string_constants(source: str, environment: TemplateEnvironment, literals: Sequence[str]) -> list[str]:

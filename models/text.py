@@ -53,7 +53,11 @@ class TextModel:
         return tuple(self.template.render(messages, tools, add_generation_prompt, **variables))
 
     def output(
-        self, stop: Sequence[str] = (), include_stop: bool = False, skip_special_tokens: bool = True
+        self,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        kept: frozenset[int] = frozenset(),
     ) -> SequenceText:
-        """A new sequence's text, to be fed what the engine sends for it."""
-        return SequenceText(OutputText(self.tokenizer, stop, include_stop, skip_special_tokens))
+        """A new sequence's text, to be fed what the engine sends for it. ``kept``: special tokens to be seen in it."""
+        return SequenceText(OutputText(self.tokenizer, stop, include_stop, skip_special_tokens, kept))

@@ -7,7 +7,7 @@ ordinary text where the caller says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .gguf_tokenizer import read_gguf_tokenizer
 from .hf_tokenizer import read_tokenizer_json
@@ -41,6 +41,11 @@ class Tokenizer:
     def control_literals(self) -> tuple[str, ...]:
         """The texts of the control tokens."""
         return tuple(self._vocabulary.control)
+
+    def control_ids(self, literals: Iterable[str]) -> frozenset[int]:
+        """Ids of those of ``literals`` that are control tokens."""
+        control = self._vocabulary.control
+        return frozenset(control[literal].id for literal in literals if literal in control)
 
     @property
     def context_free(self) -> bool:

@@ -54,6 +54,8 @@ def serve(
     cpu_precision: options.CpuPrecision = "fast",
     mlx_weights: options.MlxWeights = "auto",
     threads: options.Threads = None,
+    tool_parser: options.ToolParser = SERVER.tool_parser,
+    reasoning_parser: options.ReasoningParser = SERVER.reasoning_parser,
     max_num_seqs: options.MaxNumSeqs = ENGINE.max_num_seqs,
     max_num_batched_tokens: options.MaxNumBatchedTokens = ENGINE.max_num_batched_tokens,
     kv_cache_memory: options.KvCacheMemory = None,
@@ -89,7 +91,18 @@ def serve(
         )
         spec = EngineSpec(model, device, config, cpu_precision, threads, mlx_weights)
         names, keys = tuple(served_model_name or ()), _keys(api_key)
-        settings = ServerSettings(spec, host, port, names, keys, generation_defaults, grace=grace, log_level=log_level)
+        settings = ServerSettings(
+            spec,
+            host,
+            port,
+            names,
+            keys,
+            generation_defaults,
+            tool_parser,
+            reasoning_parser,
+            grace=grace,
+            log_level=log_level,
+        )
         listener = bind(host, port)
     except (ValueError, OSError) as error:
         _fail(str(error))

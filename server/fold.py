@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..core.request import FinishReason
@@ -11,7 +12,7 @@ from .generation import GenerationGroup, Piece, ScoredToken
 
 @dataclass(slots=True)
 class WholeChoice:
-    """One choice. One that got no piece ended before its first token."""
+    """The text of one choice. One that got no piece ended before its first token."""
 
     texts: list[str] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
@@ -28,14 +29,22 @@ class WholeChoice:
 
 
 async def whole_choices(group: GenerationGroup, count: int) -> list[WholeChoice]:
-    """Run ``group`` to its end and close it. Raises ``ApiError`` where it is refused or fails."""
+    """The texts of ``group``'s choices; as ``read_all``."""
     choices = [WholeChoice() for _ in range(count)]
+    await read_all(group, lambda piece: choices[piece.index].take(piece))
+    return choices
+
+
+async def read_all(group: GenerationGroup, take: Callable[[Piece], object]) -> None:
+    """Run ``group`` to its end, hand each piece to ``take``, and close it.
+
+    Raises ``ApiError`` where it is refused or fails.
+    """
     try:
         await group.start(None)
         async with contextlib.aclosing(group.pieces()) as batches:
             async for pieces in batches:
                 for piece in pieces:
-                    choices[piece.index].take(piece)
+                    take(piece)
     finally:
         group.close()
-    return choices

@@ -65,7 +65,7 @@ class Generation:
         self._error: ApiError | None = None
         self._open = request.params.n  # choices that have not ended
         self._choices = [
-            _Choice(text.output(rules.stop, rules.include_stop, rules.skip_special_tokens))
+            _Choice(text.output(rules.stop, rules.include_stop, rules.skip_special_tokens, rules.kept))
             for _ in range(request.params.n)
         ]
 
@@ -147,6 +147,14 @@ class Generation:
             tokens, choice.tokens = tuple(choice.tokens), []
         return Piece(output.index, delta.text, tokens, delta.finish_reason)
 
+    def end(self, index: int) -> None:
+        """End a choice where it stands, as a stop string would."""
+        text = self._choices[index].text
+        if text.finish_reason is None:
+            text.finish_reason = FinishReason.STOP
+            self._open -= 1
+            self._client.abort(self.request.request_id, index if self._open else None)
+
     def _end_choice(self, output: SequenceOutput) -> None:
         """Tell the engine where the end was ours (a stop string), and forget a request that has ended."""
         self._open -= 1
@@ -208,6 +216,14 @@ class GenerationGroup:
                 yield pieces
             elif reading:
                 await self._changed.wait()
+
+    def end(self, index: int) -> None:
+        """End the choice ``index``, counted through, where it stands: no more pieces of it come."""
+        for one in self.generations:
+            if index < one.request.params.n:
+                one.end(index)
+                return
+            index -= one.request.params.n
 
     def close(self) -> None:
         for one in self.generations:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from .parsers.choose import REASONING_NAMES, TOOL_NAMES
+
 
 def _option(panel: str, text: str, **limits: Any) -> Any:
     return typer.Option(help=text, rich_help_panel=panel, **limits)
@@ -37,6 +39,9 @@ MlxWeights = Annotated[
     _model("mlx: keep quantised weights so, or decode them. Default: keep them on a Mac."),
 ]
 Threads = Annotated[int | None, _model("cpu: threads. Default: the cores.", min=1)]
+
+ToolParser = Annotated[str, _model(f"How the model writes tool calls: {', '.join(TOOL_NAMES)}.")]
+ReasoningParser = Annotated[str, _model(f"How the model marks its reasoning: {', '.join(REASONING_NAMES)}.")]
 
 MaxNumSeqs = Annotated[int, _engine("Sequences that run at once.")]
 MaxNumBatchedTokens = Annotated[int, _engine("Tokens in one step.")]

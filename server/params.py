@@ -26,9 +26,10 @@ class TextRules:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    kept: frozenset[int] = frozenset()  # special tokens that a parser must see
 
 
-def text_rules(request: GenerationRequest) -> TextRules:
+def text_rules(request: GenerationRequest, kept: frozenset[int] = frozenset()) -> TextRules:
     """Raises ``ApiError`` 400 for an empty stop string, or too many, or too long ones."""
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     if any(not text for text in stop):
@@ -39,6 +40,7 @@ def text_rules(request: GenerationRequest) -> TextRules:
         stop=stop,
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
+        kept=kept,
     )
 
 

@@ -46,6 +46,7 @@ def summary(state: ServerState, url: str) -> str:
         ("context", f"{state.max_model_len:,} tokens"),
         ("engine", settings_text(config)),
         ("defaults", defaults_text(state)),
+        ("parsers", f"tools {state.parsers.tool_name}, reasoning {state.parsers.reasoning_name}"),
         ("listening", url),
     ]
     return "\n".join(f"  {name:<13}{value}" for name, value in rows)

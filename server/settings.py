@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..core.config import EngineConfig
+from .parsers.choose import check_names
+from .parsers.formats import AUTO
 
 #: Builds the engine in its process; ``module:function`` taking (EngineSpec, progress) and returning an Engine.
 DEFAULT_LOADER = "bireme.server.loading:load_engine"
@@ -33,6 +35,8 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()  # (): derived from the model
     api_keys: tuple[str, ...] = ()  # (): no key asked
     generation_defaults: bool = True  # the checkpoint's temperature and so on fill fields a request leaves out
+    tool_parser: str = AUTO  # how calls are written; auto: as the chat template's text shows
+    reasoning_parser: str = AUTO
     grace: float = 5.0  # running requests may finish for so long after the first Ctrl-C
     keep_alive: float = 10.0  # a silent stream gets a comment line so often
     accept_wait: float = 2.0  # a stream's headers go out after so long even if the engine has not answered yet
@@ -41,3 +45,6 @@ class ServerSettings:
     restart_delay: float = 0.5  # before the first restart; doubles each time, up to 30
     stats_interval: float = 10.0
     log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        check_names(self.tool_parser, self.reasoning_parser)

@@ -17,6 +17,8 @@ from .metrics import Metrics
 from .names import ServedNames
 from .openai_types import ChatRequest, GenerationRequest
 from .params import TextRules
+from .parsers.choose import ParserChoice, choose
+from .parsers.tools import Tools
 from .settings import ServerSettings
 
 
@@ -32,6 +34,7 @@ class ServerState:
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
     _counter: int = 0
+    _parsers: ParserChoice | None = None
 
     def ready(self) -> Frontend:
         """The text side, when requests can be served. Raises ``ApiError`` 503 with the reason otherwise."""
@@ -58,6 +61,25 @@ class ServerState:
     def defaults(self) -> dict[str, object]:
         """The checkpoint's generation defaults, unless switched off."""
         return dict(self.frontend.defaults) if self.frontend and self.settings.generation_defaults else {}
+
+    @property
+    def parsers(self) -> ParserChoice:
+        """What answers go through: as the options say, or as the chat template's text shows."""
+        assert self.frontend is not None
+        if self._parsers is None:
+            template, options = self.frontend.text.template, self.settings
+            self._parsers = choose(
+                template.source,
+                takes_tools=template.takes_tools,
+                tools=options.tool_parser,
+                reasoning=options.reasoning_parser,
+            )
+        return self._parsers
+
+    def kept_specials(self, tools: Tools | None) -> frozenset[int]:
+        """Ids of the special tokens that an answer's parsers must see."""
+        assert self.frontend is not None
+        return self.frontend.tokenizer.control_ids(self.parsers.specials(tools))
 
     def check_length(self, prompt: int, param: str) -> None:
         """Raises ``ApiError`` 400 ``context_length_exceeded`` when the prompt leaves no room for one token."""

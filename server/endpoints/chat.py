@@ -13,23 +13,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.request import MAX_LOGPROBS
+from ..chat_message import deltas, finish_reason, message
 from ..chunks import ChunkWriter, stream_chunks
 from ..errors import bad_request
-from ..fold import whole_choices
+from ..fold import read_all
 from ..frontend import Frontend, text_size, without_billing_line
 from ..generation import GenerationGroup, Piece, ScoredToken
 from ..logprobs import chat_logprobs
 from ..openai_types import ChatRequest, parse, reject_text_only
 from ..params import budget, sampling_params, text_rules
+from ..reply import ReplyReader, WholeReply
 from ..schema import json_body
 from ..sse import EventStream, until_gone
 from ..state import ServerState, new_id, request_id_of, state_of
+from ..thinking import thinking_options
+from ..tool_use import ToolUse, tool_use
 from ..usage import usage_of
 
 router = APIRouter()
 
 #: Template variables that the server sets itself.
 RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+#: Tokens at a prompt's end in which the mark that opens reasoning is looked for.
+_PROMPT_END = 16
 
 
 @dataclass(slots=True)
@@ -37,9 +43,11 @@ class ChatAnswer:
     """What an answer needs beside the pieces themselves."""
 
     group: GenerationGroup
+    readers: list[ReplyReader]  # one per choice
     frontend: Frontend
     model: str
     top_logprobs: int | None  # None: no logprobs
+    legacy: bool  # calls are told as ``function_call``
     answer_id: str = field(default_factory=lambda: f"chatcmpl-{new_id()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -59,9 +67,13 @@ async def chat_completions(http: Request) -> Response:
     frontend = state.ready()
     body = parse(await http.body(), ChatRequest)
     model = state.names.check(body.model)
+    _reject_other_media(body)
     top_logprobs = _wanted_logprobs(body)
-    prompt_ids = await render(frontend, body)
-    answer = ChatAnswer(_group(state, http, body, prompt_ids, top_logprobs), frontend, model, top_logprobs)
+    use = tool_use(body)
+    prompt_ids = await render(frontend, body, use)
+    group = _group(state, http, body, prompt_ids, use, top_logprobs)
+    readers = _readers(state, frontend, prompt_ids, use, body.n or 1)
+    answer = ChatAnswer(group, readers, frontend, model, top_logprobs, use.legacy)
     if body.stream:
         await until_gone(http.receive, answer.group.start(state.settings.accept_wait))
         events = _events(answer, body, request_id_of(http))
@@ -70,9 +82,17 @@ async def chat_completions(http: Request) -> Response:
 
 
 def _group(
-    state: ServerState, http: Request, body: ChatRequest, prompt_ids: tuple[int, ...], top_logprobs: int | None
+    state: ServerState,
+    http: Request,
+    body: ChatRequest,
+    prompt_ids: tuple[int, ...],
+    use: ToolUse,
+    top_logprobs: int | None,
 ) -> GenerationGroup:
     reject_text_only(body)
+    if use.forced:
+        name = "function_call" if use.legacy else "tool_choice"
+        raise bad_request(f"{name} can be 'none' or 'auto' on this server; a call can't be forced yet.", name)
     state.check_length(len(prompt_ids), "messages")
     by_new_name = body.max_completion_tokens is not None
     asked, name = (
@@ -85,7 +105,28 @@ def _group(
         defaults=state.defaults,
         vocab_size=state.vocab_size,
     )
-    return GenerationGroup([state.generation(http, body, prompt_ids, params, text_rules(body))])
+    rules = text_rules(body, state.kept_specials(use.tools))
+    return GenerationGroup([state.generation(http, body, prompt_ids, params, rules)])
+
+
+def _readers(
+    state: ServerState, frontend: Frontend, prompt_ids: tuple[int, ...], use: ToolUse, count: int
+) -> list[ReplyReader]:
+    parsers = state.parsers
+    prompt_end = frontend.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
+    return [
+        ReplyReader(parsers.parser(use.tools, prompt_end), parsers.new_call_id, single=use.single) for _ in range(count)
+    ]
+
+
+def _reject_other_media(body: ChatRequest) -> None:
+    """Refuse what a model of text can't do and nobody would want ignored."""
+    other = [one for one in body.modalities or () if one != "text"]
+    if other:
+        raise bad_request(f"modalities holds {other[0]!r}; this model writes text only", "modalities")
+    for name, what in (("audio", "this model writes text only"), ("web_search_options", "this server has no search")):
+        if getattr(body, name):
+            raise bad_request(f"{name} is not supported: {what}.", name)
 
 
 def _wanted_logprobs(body: ChatRequest) -> int | None:
@@ -98,73 +139,74 @@ def _wanted_logprobs(body: ChatRequest) -> int | None:
     return (top or 0) if body.logprobs else None
 
 
-async def render(frontend: Frontend, body: ChatRequest) -> tuple[int, ...]:
+async def render(frontend: Frontend, body: ChatRequest, use: ToolUse) -> tuple[int, ...]:
     """Prompt ids of a conversation. Raises ``ApiError`` 400 with the template's own sentence where it refuses."""
     if not body.messages:
         raise bad_request("messages must hold at least one message.", "messages")
-    for name in ("chat_template", "continue_final_message", "function_call"):
+    for name in ("chat_template", "continue_final_message"):
         if getattr(body, name):
             raise bad_request(f"{name} is not supported by this server.", name)
-    tools = _offered_tools(body)
     messages = without_billing_line(body.messages)
-    options = body.chat_template_kwargs or {}
+    template = frontend.text.template
+    options = thinking_options(body.reasoning_effort, template.variables) | (body.chat_template_kwargs or {})
     if taken := RESERVED & options.keys():
         raise bad_request(f"chat_template_kwargs can't set {', '.join(sorted(taken))}.", "chat_template_kwargs")
     prompt = body.add_generation_prompt is not False
     try:
         return await frontend.run(
             text_size(messages),
-            lambda: frontend.text.chat_ids(messages, tools, prompt, **options),
+            lambda: frontend.text.chat_ids(messages, use.shown, prompt, **options),
         )
     except ValueError as error:
         raise bad_request(str(error), "messages") from None
 
 
-def _offered_tools(body: ChatRequest) -> list[dict[str, Any]] | None:
-    """Tools for the template. A call can't be forced yet, so a demand for one is refused, never ignored."""
-    choice = body.tool_choice
-    if choice is not None and choice not in ("none", "auto"):
-        raise bad_request(
-            "tool_choice can be 'none' or 'auto' on this server; a call can't be forced yet.", "tool_choice"
-        )
-    tools = body.tools or [{"type": "function", "function": one} for one in body.functions or []]
-    return None if choice == "none" or not tools else tools
-
-
 async def _whole(answer: ChatAnswer) -> Response:
-    group = answer.group
-    found = await whole_choices(group, sum(one.request.params.n for one in group.generations))
+    replies = [WholeReply() for _ in answer.readers]
+
+    def take(piece: Piece) -> None:
+        delta = answer.readers[piece.index].take(piece)
+        replies[piece.index].take(delta)
+        if delta.cut:
+            answer.group.end(piece.index)
+
+    await read_all(answer.group, take)
     content = answer.head("chat.completion") | {
         "choices": [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": answer.logprobs(choice.tokens),
-                "finish_reason": choice.finish,
+                "message": message(reply, answer.legacy),
+                "logprobs": answer.logprobs(reply.tokens),
+                "finish_reason": finish_reason(reply.finish, answer.legacy),
             }
-            for index, choice in enumerate(found)
+            for index, reply in enumerate(replies)
         ],
-        "usage": usage_of(group),
+        "usage": usage_of(answer.group),
     }
     return Response(orjson.dumps(content), media_type="application/json")
 
 
 def _events(answer: ChatAnswer, body: ChatRequest, request_id: str) -> AsyncIterator[bytes]:
-    """The stream: a role chunk per choice, text, one finish chunk per choice, usage where asked, DONE."""
+    """The stream: a role chunk per choice, deltas, one finish chunk per choice, usage where asked, DONE."""
     group = answer.group
     writer = ChunkWriter(answer.head("chat.completion.chunk"), group, body.stream_options)
-    count = group.generations[0].request.params.n
-    opening = [_choice(index, b'{"role":"assistant","content":""}') for index in range(count)]
+    opening = [_choice(index, b'{"role":"assistant","content":""}') for index in range(len(answer.readers))]
     return stream_chunks(group, writer, opening, lambda piece: _choices(piece, answer), request_id)
 
 
 def _choices(piece: Piece, answer: ChatAnswer) -> list[bytes]:
-    found = []
-    if piece.text or piece.tokens:
-        logprobs = b"null" if answer.top_logprobs is None else orjson.dumps(answer.logprobs(piece.tokens))
-        found.append(_choice(piece.index, b'{"content":' + orjson.dumps(piece.text) + b"}", logprobs))
-    if piece.finish is not None:
-        found.append(_choice(piece.index, b"{}", finish=orjson.dumps(piece.finish)))
+    """A chunk's choice for each delta. Log-probabilities ride with the first."""
+    delta = answer.readers[piece.index].take(piece)
+    if delta.cut:
+        answer.group.end(piece.index)
+    told = deltas(delta.parts, answer.legacy)
+    if delta.tokens and not told:
+        told = [b'{"content":""}']
+    logprobs = b"null" if answer.top_logprobs is None else orjson.dumps(answer.logprobs(delta.tokens))
+    found = [_choice(delta.index, one, b"null" if at else logprobs) for at, one in enumerate(told)]
+    if delta.finish is not None:
+        finish = orjson.dumps(finish_reason(delta.finish, answer.legacy))
+        found.append(_choice(delta.index, b"{}", finish=finish))
     return found
 
 

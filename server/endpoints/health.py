@@ -59,6 +59,8 @@ async def server_info(http: Request) -> dict[str, Any]:
         "server": {
             "served_model_names": list(state.names.served),
             "generation_defaults": state.defaults,
+            "tool_parser": state.parsers.tool_name,
+            "reasoning_parser": state.parsers.reasoning_name,
             "api_key": bool(settings.api_keys),
             "grace": settings.grace,
             "max_model_len": state.max_model_len,

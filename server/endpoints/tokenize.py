@@ -13,6 +13,7 @@ from ..openai_types import ChatRequest, DetokenizeRequest, TokenizeRequest, pars
 from ..params import token_ids
 from ..schema import json_body
 from ..state import ServerState, state_of
+from ..tool_use import tool_use
 from .chat import render
 
 router = APIRouter()
@@ -33,7 +34,7 @@ async def tokenize(http: Request) -> dict[str, Any]:
             add_generation_prompt=body.add_generation_prompt,
             chat_template_kwargs=body.chat_template_kwargs,
         )
-        ids = await render(frontend, chat)
+        ids = await render(frontend, chat, tool_use(chat))
     else:
         try:
             ids = await frontend.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)

@@ -1,0 +1,1 @@
+"""Reasoning and tool calls in a model's text: pure objects, text in, events out."""
