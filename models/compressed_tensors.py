@@ -103,7 +103,7 @@ def compressed_scheme(given: Mapping[str, Any], source: str) -> PackedScheme:
             f"{', '.join(_FORMATS)}"
         )
     weights = [group.get("weights") or {} for group in groups]
-    bits = {each.get("num_bits") for each in weights if each.get("type", "int") == "int"}
+    bits: set[Any] = {each.get("num_bits") for each in weights if each.get("type", "int") == "int"}
     blocks = {tuple(each["block_structure"]) for each in weights if each.get("block_structure")}
     if len(bits) > 1 or len(blocks) > 1 or not bits <= set(_BITS):
         raise CheckpointError(
@@ -111,4 +111,4 @@ def compressed_scheme(given: Mapping[str, Any], source: str) -> PackedScheme:
             f"are not supported; supported: one width of {_BITS}, one block"
         )
     block = read_block(list(next(iter(blocks))) if blocks else None, source)
-    return PackedScheme(bits.pop() if bits else _BITS[0], Fp8Scheme(block))
+    return PackedScheme(next(iter(bits), _BITS[0]), Fp8Scheme(block))
