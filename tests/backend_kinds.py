@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bireme.backends.base import Backend
+from bireme.backends.options import BackendOptions
+from bireme.backends.select import load_backend
+from bireme.core.config import EngineConfig
+from bireme.models.checkpoint import open_checkpoint
+
 MLX_MISSING = importlib.util.find_spec("mlx") is None
 NO_MLX = pytest.mark.skipif(MLX_MISSING, reason="mlx is not installed: pip install 'mlx[cpu]'")
 MLX = pytest.param("mlx", marks=[pytest.mark.mlx, NO_MLX])
 DEVICES = ["cpu", MLX]
+#: The CPU's arithmetic by the GPU's road: captured decode steps, packed inputs, two steps in flight.
+GRAPHS = "graphs"
+
+
+def load(device: str, path: Path, config: EngineConfig) -> Backend:
+    """A backend of the model at ``path`` in exact arithmetic: of a device, or GRAPHS."""
+    checkpoint = open_checkpoint(path)
+    if device != GRAPHS:
+        return load_backend(device, checkpoint, config, BackendOptions(cpu_precision="exact", threads=1))
+    import torch
+    from fake_gpu import CPU, FakeGpu
+
+    from bireme.backends.cuda.runner import TorchBackend
+    from bireme.backends.cuda.weights import DenseLoader
+
+    torch.set_num_threads(1)
+    loader = DenseLoader(checkpoint, torch.float32, CPU)
+    return TorchBackend(checkpoint, config, loader, device=FakeGpu(), capture_seconds=0.0)
 
 
 def new_sampler(device: str, rows: int, vocab: int) -> Any:

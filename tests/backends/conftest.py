@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_kinds import DEVICES
+from backend_kinds import DEVICES, load
 from steps import Driver
 
-from bireme.backends.options import BackendOptions
-from bireme.backends.select import load_backend
 from bireme.core.config import EngineConfig
-from bireme.models.checkpoint import open_checkpoint
 
 
 @pytest.fixture(params=DEVICES)
@@ -27,14 +24,11 @@ def drive(device: str) -> Iterator[Callable[..., Driver]]:
     """``drive(path, **EngineConfig fields)``: a driver over a backend of that model."""
     closing = []
 
-    def load(path: Path, **config: Any) -> Driver:
+    def make(path: Path, **config: Any) -> Driver:
         settings = EngineConfig(**{"max_num_seqs": 8, "kv_cache_memory": 16 << 20, **config})
-        checkpoint = open_checkpoint(path)
-        backend = load_backend(device, checkpoint, settings, BackendOptions(cpu_precision="exact", threads=1))
-        closing.append((backend, checkpoint))
-        return Driver(backend)
+        closing.append(load(device, path, settings))
+        return Driver(closing[-1])
 
-    yield load
-    for backend, checkpoint in closing:
+    yield make
+    for backend in closing:
         backend.close()
-        checkpoint.close()

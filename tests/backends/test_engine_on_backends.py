@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from backend_kinds import DEVICES, GRAPHS, load
 from tiny_models import VOCAB
 
-from bireme.backends.options import BackendOptions
-from bireme.backends.select import load_backend
 from bireme.core.config import EngineConfig
 from bireme.core.engine import Engine
 from bireme.core.request import FinishReason, Request, SamplingParams
-from bireme.models.checkpoint import open_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 #: Of the tiny llama, by the KV cache's type: two heads of 16 for K and V in three layers, sixteen tokens.
@@ -22,6 +20,11 @@ BLOCK_BYTES = {"auto": 16 * 2 * 3 * 2 * 16 * 4, "int8": 16 * 2 * 3 * 2 * (16 + 4
 
 def ids(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(int(i) for i in np.random.default_rng([count, seed]).integers(0, VOCAB, count))
+
+
+@pytest.fixture(params=[*DEVICES, GRAPHS])
+def device(request):
+    return request.param
 
 
 @pytest.fixture(params=BLOCK_BYTES)
@@ -37,9 +40,7 @@ def engine(tiny, device, kv_cache_dtype):
     def build(name: str, blocks: int = 200, **config) -> Engine:
         memory = {"kv_cache_memory": blocks * BLOCK_BYTES[kv_cache_dtype], "kv_cache_dtype": kv_cache_dtype}
         settings = EngineConfig(**{"max_num_seqs": 8, **memory, **config})
-        options = BackendOptions(cpu_precision="exact", threads=1)
-        backend = load_backend(device, open_checkpoint(tiny(name).folder), settings, options)
-        made.append(Engine(backend, settings, check_every_step=True))
+        made.append(Engine(load(device, tiny(name).folder, settings), settings, check_every_step=True))
         return made[-1]
 
     yield build
