@@ -22,6 +22,8 @@ class EngineConfig:
     max_stall_ms: float = 200.0  # a prefill chunk may delay running streams by no more than this
     max_queue: int = 512  # waiting requests; one more is refused
     enable_prefix_caching: bool = True
+    grammar_timeout_s: float = 5.0  # for compiling one schema or grammar
+    grammar_cache: int = 64  # compiled grammars kept
     watchdog_s: float = 60.0  # waiting requests and no step for so long: the engine is stalled
 
     def __post_init__(self) -> None:

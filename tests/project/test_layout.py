@@ -19,11 +19,12 @@ NOT_PACKAGES = {"tests", "docs", "build", "dist"}
 ALLOWED = {
     "core": {"core", "backends.base", "models.config"},  # a model's shape is a plain record: the memory budget reads it
     "models": {"models", "core", "backends.base"},
+    "grammar": {"grammar", "core", "models"},
     "backends": {"backends", "core", "models"},
     "planner": {"planner", "core", "models", "server.sizes"},
     # The command line names every command, wherever it lives.
-    "server": {"server", "core", "models", "backends", "planner.command", "bench.command"},
-    "bench": {"bench", "server", "core", "models", "backends", "planner", "llm"},
+    "server": {"server", "grammar", "core", "models", "backends", "planner.command", "bench.command"},
+    "bench": {"bench", "grammar", "server", "core", "models", "backends", "planner", "llm"},
 }
 
 CORE_MAY_IMPORT = {"numpy", "bireme"} | sys.stdlib_module_names
