@@ -65,12 +65,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(path, config, random_weights(config), type_of=lambda name: "Q4_0")
 
 
-def logits(path: Path) -> list[np.ndarray]:
+def logits(path: Path, kv_cache_dtype: str) -> list[np.ndarray]:
     """Of a mixed batch: a prompt whole, in chunks, decodes, joins; a window on one of two layers."""
     checkpoint = open_checkpoint(path)
     checkpoint.config = replace(checkpoint.config, windows=(None, 20))
     options = BackendOptions(mlx_weights="quantized", mlx_dtype="float32")
-    backend = MlxBackend(checkpoint, EngineConfig(max_num_seqs=8, kv_cache_memory=4 << 20), options)
+    settings = EngineConfig(max_num_seqs=8, kv_cache_memory=4 << 20, kv_cache_dtype=kv_cache_dtype)
+    backend = MlxBackend(checkpoint, settings, options)
     try:
         driver = Driver(backend)
         tap = LogitTap(driver)
@@ -90,13 +91,16 @@ def logits(path: Path) -> list[np.ndarray]:
         checkpoint.close()
 
 
-def test_steps_through_the_kernels_are_level_0(model, launched, monkeypatch):
-    with_kernels = logits(model)
+@pytest.mark.parametrize("kv_cache_dtype, rounding", [("auto", 2e-5), ("int8", 2e-2)])
+def test_steps_through_the_kernels_are_level_0(model, launched, monkeypatch, kv_cache_dtype, rounding):
+    """A key whose last bits differ may become another code: one in 127 of a few elements."""
+    with_kernels = logits(model, kv_cache_dtype)
     assert {"paged_attention", "affine_matmul", "norm_rope"} <= set(launched)
+    assert ("quantise" in launched) == (kv_cache_dtype == "int8")
     monkeypatch.undo()
     assert not available()
-    for found, wanted in zip(with_kernels, logits(model), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=0)
+    for found, wanted in zip(with_kernels, logits(model, kv_cache_dtype), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=rounding, rtol=0)
 
 
 class OneMatrix:

@@ -29,5 +29,6 @@ def quantise_heads(k: Any, v: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
     Only where ``kernel.available()``.
     """
-    k_codes, v_codes, k_scales, v_scales = quantise_launch(*k.shape, dtype_name(k.dtype)).run(k, v)
+    tokens, kv_heads, head_dim = k.shape
+    k_codes, v_codes, k_scales, v_scales = quantise_launch(tokens, kv_heads, head_dim, dtype_name(k.dtype)).run(k, v)
     return (k_codes, k_scales), (v_codes, v_scales)
