@@ -1,6 +1,7 @@
 """What every kernel takes of a GPU, found by compiling for it: no GPU is needed.
 
-``python -m bireme.backends.cuda.resources [--arch 90] [--only NAME] [--json FILE]`` prints a table.
+``python -m bireme.backends.cuda.resources [--arch 90] [--only NAME] [--json FILE] [--update FILE]`` prints a
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .kernels.variant import Variant
 ARCHITECTURES = (80, 90, 100, 120)
 #: The most shared memory, in bytes, that one program may have.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-MODULES = ("norm", "rope", "activation", "decode", "extend", "quantized")
+MODULES = ("norm", "rope", "activation", "decode", "extend", "sampler", "quantized")
 _TENSOR_CORES = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
 
 
@@ -142,6 +143,14 @@ def _as_json(rows: list[Resources]) -> str:
     return f'{{"triton": "{triton.__version__}", "rows": [\n{lines}\n]}}\n'
 
 
+def _merged(kept: list[dict[str, Any]], made: list[Resources]) -> list[Resources]:
+    """``kept`` with ``made`` in place of older rows, in the variants' order; what is no variant is dropped."""
+    known = {(row["name"], row["arch"]): Resources(**row) for row in kept}
+    known |= {(row.name, row.arch): row for row in made}
+    wanted = ((variant.name, arch) for variant in all_variants() for arch in ARCHITECTURES)
+    return [known[key] for key in wanted if key in known]
+
+
 def main() -> None:
     """Compile, print the table, and fail where a kernel breaks its bounds."""
     parser = argparse.ArgumentParser(prog="python -m bireme.backends.cuda.resources", description=__doc__)
@@ -150,6 +159,7 @@ def main() -> None:
         "--only", action="append", metavar="NAME", help="variants whose name begins so; may be repeated"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE as well")
+    parser.add_argument("--update", type=Path, metavar="FILE", help="put the rows in their places in FILE")
     chosen = parser.parse_args()
     rows, problems = [], []
     for variant in all_variants():
@@ -160,6 +170,8 @@ def main() -> None:
             problems += rows[-1].problems(variant)
     if chosen.json:
         chosen.json.write_text(_as_json(rows))
+    if chosen.update:
+        chosen.update.write_text(_as_json(_merged(json.loads(chosen.update.read_text())["rows"], rows)))
     print(table(rows))
     if problems:
         raise SystemExit("\n".join(problems))

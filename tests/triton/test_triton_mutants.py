@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from triton_setup import CPU, block_weight, close, reference_ops
@@ -17,9 +18,11 @@ pytest.importorskip("triton", reason="Triton is not installed: it exists for Lin
 
 from triton.runtime.errors import InterpreterError
 from triton_attention import case, decoded, extended
+from triton_sampling import CHUNK, VOCAB, Pair
 
-from bireme.backends.cuda.kernels import norm, quantized
+from bireme.backends.cuda.kernels import norm, quantized, sampler
 from bireme.backends.cuda.planes import planes
+from bireme.core.request import SamplingParams
 
 
 def decode_is_right() -> None:
@@ -49,6 +52,33 @@ def product_is_right() -> None:
     assert (out[:, 67:] == 7).all() and (out[3:] == 7).all()
 
 
+def sampling_is_right() -> None:
+    """One row with everything, and one that pads. Row -1 is one before the rows that are given, so that it exists."""
+    params = SamplingParams(top_k=30, top_p=0.9, presence_penalty=-2.0, min_tokens=9, logit_bias={299: 5.0})
+    pair, last = Pair([params, params]), torch.full((3,), -7)
+    held = pair.kernels.device_rows
+    assert held.seen is not None
+    rest = sampler.Rows(held.words[1:], held.floats[1:], held.pair_ids[1:], held.pair_values[1:], held.seen[1:])
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(2)) * 2
+    logits[0, 7], logits[0, 40] = 30.0, 5.0  # an end token, and one that is masked
+    masks = torch.full((1, 10), -1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    masks[0][0, 1] = 0
+    allowed = logits[:1].clone()
+    allowed[0, 32:64] = float("-inf")
+    for position in range(3):
+        free = position == 1
+        given = (logits[:1] if free else allowed).clone()
+        wanted = pair.reference.sample(given, pair.rows[1:], np.array([position])).tokens.tolist()
+        rows, positions = torch.tensor([0, -1]), torch.tensor([position, 0])
+        tokens, _ = sampler.sample(logits, rows, positions, rest, last[1:], None if free else masks)
+        assert tokens[:1].tolist() == wanted and last.tolist() == [-7, *wanted, -7]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(sampler, "CHUNK", CHUNK)
+
+
 MUTANTS: list[tuple[str, str, str, str, Callable[[], None]]] = [
     ("decode", "decode_kernel", 'tl.where(seen[None, :], scores, float("-inf"))', "scores", decode_is_right),
     ("decode", "decode_kernel", "begin = tl.maximum(end - WINDOW, 0)", "begin = 0", decode_is_right),
@@ -70,6 +100,21 @@ MUTANTS: list[tuple[str, str, str, str, Callable[[], None]]] = [
         "mask=inside, other=1.0)\n    gain",
         norm_is_right,
     ),
+    ("sampler", "adjust_kernel", 'other=float("-inf")).to', "other=99.0).to", sampling_is_right),
+    ("sampler", "adjust_kernel", "& (short == 0), 0.0, bias)", ", 0.0, bias)", sampling_is_right),
+    ("sampler", "adjust_kernel", '!= 0, value, float("-inf"))', "!= 2, value, value)", sampling_is_right),
+    ("sampler", "adjust_kernel", "(ids < (chunk + 1) * CHUNK)", "(ids < chunk * CHUNK)", sampling_is_right),
+    ("sampler", "weigh_kernel", 'other=float("-inf"))\n    scaled', "other=4.0)\n    scaled", sampling_is_right),
+    ("sampler", "pick_kernel", "mass = heavier_mass +", "mass +=", sampling_is_right),
+    ("sampler", "pick_kernel", "above_mass + more_mass if BY_MASS else above + more", "more", sampling_is_right),
+    (
+        "sampler",
+        "pick_kernel",
+        "tl.where(weight >= floor, weight, 0), 0)\n    return",
+        "weight, 0)\n    return",
+        sampling_is_right,
+    ),
+    ("sampler", "pick_kernel", "    if row < 0:\n        return\n    chunk =", "    chunk =", sampling_is_right),
     ("quantized", "matrix_kernel", "keep = valid[:, None] & ", "keep = ", product_is_right),
     ("quantized", "matrix_kernel", "total = tl.dot(b.to", "_ = tl.dot(b.to", product_is_right),
 ]
