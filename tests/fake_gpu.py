@@ -26,12 +26,13 @@ class FakeGpu(Device):
         self.graphs: list[FakeGraph] = []
         self.events: list[Event] = []
         self.refuse: Callable[[], bool] = lambda: False  # whether the next capture fails
+        self.may_wait = True
 
     def mark(self) -> Mark:
-        return self._put(Event())
+        return self._put(Event(self))
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetch:
-        return self._put(FakeFetch(tuple(tensors)))
+        return self._put(FakeFetch(self, tuple(tensors)))
 
     def clock(self) -> Clock:
         return FakeClock(self)
@@ -67,8 +68,8 @@ class FakeGpu(Device):
 class Event:
     """Something in the stream, not there yet."""
 
-    def __init__(self) -> None:
-        self.over = False
+    def __init__(self, device: FakeGpu) -> None:
+        self.device, self.over = device, False
 
     def complete(self) -> None:
         self.over = True
@@ -77,14 +78,19 @@ class Event:
         return self.over
 
     def wait(self) -> None:
+        assert self.device.may_wait, "the host waits for the device"
+        for event in self.device.events:  # all that lies before it is over too
+            event.complete()
+            if event is self:
+                break
         self.complete()
 
 
 class FakeFetch(Event):
     """Copies when it completes, as late as it may."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        super().__init__()
+    def __init__(self, device: FakeGpu, tensors: Tensors) -> None:
+        super().__init__(device)
         self.tensors, self.copies = tensors, ()
 
     def complete(self) -> None:
@@ -96,7 +102,7 @@ class FakeFetch(Event):
         return self.over
 
     def wait(self) -> Tensors:
-        self.complete()
+        super().wait()
         return self.copies
 
 

@@ -14,8 +14,8 @@ from .device import Device, Mark
 
 #: Where each array of a packed copy begins: kernels then load whole vectors.
 ALIGNMENT = 64
-#: Pinned buffers used in turn. Two steps may be in flight while the host writes a third.
-TURNS = 3
+#: Pinned buffers used in turn: two steps may be in flight while the host writes a third, and one may send twice.
+TURNS = 6
 
 Arrays = Mapping[str, NDArray[Any]]
 TORCH_TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
