@@ -100,14 +100,15 @@ class Planner:
 
     def report(self, found: MemoryPlan, measured: int | None) -> None:
         """Say where the memory goes."""
-        how = f"the largest step took {_gib(measured)}" if measured is not None else "derived"
+        how = "derived"
+        if measured is not None:
+            how = f"the largest step took {_gib(measured)}; derived before loading: {_gib(self.derived)}"
         logger.info(
-            "memory: %s of weights, %s of work memory (%s; %s before loading), %s of KV cache (%s tokens, %s "
-            "conversations of 4,096) of %s, %s",
+            "memory: %s of weights, %s of work memory (%s), %s of KV cache (%s tokens, %s conversations of 4,096) "
+            "of %s, %s",
             _gib(found.weight_bytes),
             _gib(found.buffer_bytes),
             how,
-            _gib(self.derived),
             _gib(found.kv_bytes),
             f"{found.tokens:,}",
             f"{found.conversations:,}",

@@ -6,8 +6,9 @@ import logging
 
 import numpy as np
 import pytest
+from steps import Driver
 
-from bireme.backends.mlx import memory
+from bireme.backends.mlx import memory, rehearsal
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.runner import MlxBackend
 from bireme.backends.mlx.weights import MlxLoader
@@ -80,12 +81,78 @@ def test_mlx_is_told_the_plan(tiny, mac):
     }
 
 
-def test_the_numbers_are_printed(tiny, on_mlx, caplog):
+def printed(caplog, tiny, on_mlx, **config) -> tuple[str, Driver]:
     with caplog.at_level(logging.INFO):
-        driver = on_mlx(tiny("llama").folder, kv_cache_memory=1 << 20)
-    lines = [record.getMessage() for record in caplog.records if "mlx" in record.name]
-    assert any(line.startswith("memory: 0.00 GiB of weights") and "1,360 tokens" in line for line in lines)
+        driver = on_mlx(tiny("llama").folder, **config)
+    return next(text for text in map(logging.LogRecord.getMessage, caplog.records) if "of weights" in text), driver
+
+
+def test_the_numbers_are_printed(tiny, on_mlx, caplog):
+    line, driver = printed(caplog, tiny, on_mlx, kv_cache_memory=1 << 20)
+    assert line.startswith("memory: 0.00 GiB of weights") and "1,360 tokens" in line
     assert driver.backend.info.num_blocks == (1 << 20) // (16 * 768)
+    assert "0.25 GiB of work memory (derived)" in line, "on a CPU a step of 2,048 tokens is not run at load"
+
+
+def test_both_figures_are_printed_where_the_step_was_measured(tiny, on_mlx, caplog, monkeypatch):
+    monkeypatch.setattr(rehearsal, "extra_bytes", lambda work: work() and 3 << 30)
+    line, _ = printed(caplog, tiny, on_mlx, max_num_batched_tokens=128)
+    assert "3.75 GiB of work memory (the largest step took 3.00 GiB; derived before loading: 0.02 GiB)" in line
+
+
+def test_a_pool_shorter_than_a_context_is_told(tiny, on_mlx, caplog):
+    on_mlx(tiny("llama").folder, kv_cache_memory=1 << 18)
+    assert "the KV cache holds 336 tokens, fewer than one context of 512" in caplog.text
+    assert "a shorter max_model_len, kv_cache_dtype 'int8', or more kv_cache_memory" in caplog.text
+
+
+def test_a_named_pool_may_be_larger_than_the_modest_one(tiny, monkeypatch):
+    monkeypatch.setattr(memory, "LINUX_POOL", 1 << 20)
+    checkpoint = open_checkpoint(tiny("llama").folder)
+    for wanted, found in ((None, 1 << 20), (3 << 20, 3 << 20)):
+        planner = memory.Planner(
+            checkpoint, EngineConfig(kv_cache_memory=wanted), MlxLoader(checkpoint, mx.float32, False)
+        )
+        assert found - 16 * 768 < planner.plan().kv_bytes <= found
+
+
+def test_the_pool_is_sized_by_what_was_measured(tiny, mac):
+    """A smaller step leaves more blocks, a larger one fewer; one that leaves none is refused."""
+    mac(GIB)
+    checkpoint = open_checkpoint(tiny("llama").folder)
+    planner = memory.Planner(checkpoint, EngineConfig(max_num_seqs=2048), MlxLoader(checkpoint, mx.float32, False))
+    derived = planner.plan()
+    for measured in (planner.derived // 2, planner.derived * 2):
+        found = planner.plan(measured)
+        assert found.buffer_bytes == round(measured * memory.MEASURED_MARGIN)
+        freed = derived.buffer_bytes - found.buffer_bytes
+        assert abs(found.kv_bytes - derived.kv_bytes - freed) <= 16 * planner.kv_bytes_per_token
+    with pytest.raises(ValueError, match=r"does not fit: .* work memory 1.25 GiB, and there are 0.85 GiB"):
+        planner.plan(GIB)
+
+
+def spans(random: np.random.Generator, tokens: int, sequences: int) -> list[tuple[int, int]]:
+    """So many tokens in so many sequences, chunks and decodes, over contexts of any length."""
+    cuts = np.sort(random.choice(np.arange(1, tokens), sequences - 1, replace=False)) if sequences > 1 else []
+    counts = np.diff([0, *cuts, tokens])
+    counts = [1 if n and random.random() < 0.5 else int(count) for n, count in enumerate(counts)]
+    return [(count, int(random.integers(count, 513))) for count in counts]
+
+
+@pytest.mark.parametrize("name, kv_cache_dtype", [("llama", "auto"), ("mistral", "auto"), ("llama", "int8")])
+def test_the_measured_step_bounds_every_other(tiny, on_mlx, monkeypatch, name, kv_cache_dtype):
+    """What was reserved for the largest step holds for steps of every composition, whatever is sampled."""
+    measured: list[int] = []
+    extra = rehearsal.extra_bytes
+    monkeypatch.setattr(rehearsal, "extra_bytes", lambda work: measured.append(extra(work)) or measured[0])
+    driver = on_mlx(tiny(name).folder, max_num_batched_tokens=256, kv_cache_dtype=kv_cache_dtype)
+    random = np.random.default_rng(0)
+    for params in (rehearsal.WIDEST, rehearsal.GREEDY):
+        for sequences in (1, 3, 8):
+            step = rehearsal.batch(spans(random, 256, sequences), 16, params)
+            taken = extra(lambda step=step: driver.backend.submit(step).wait())
+            assert 0 < taken < measured[0] * memory.MEASURED_MARGIN
+    assert len(measured) == 1
 
 
 def test_a_step_stays_within_its_work_memory(tiny, on_mlx):
