@@ -40,8 +40,14 @@ def affine(
         scales, zeros = (np.repeat(part, group // smaller, axis=1) for part in (scales, zeros))
     wide = np.ascontiguousarray(scales, np.float32)
     biases = wide * -zeros.astype(np.float32)
-    kept = np.ascontiguousarray(scales) if scales.dtype == np.float16 else wide
-    return Weight(name, (rows, columns), "MLX", words, kept, biases, bits, smaller, order)
+    return Weight(name, (rows, columns), "MLX", words, _narrow(wide), _narrow(biases), bits, smaller, order)
+
+
+def _narrow(values: NDArray[np.float32]) -> NDArray[np.floating[Any]]:
+    """As float16 where that holds every one exactly."""
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    return halves if np.array_equal(halves, values) else values
 
 
 def kept_group(group: int) -> int:

@@ -136,7 +136,7 @@ def _compressed(form: str, group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gptq(bits: int = 4, group: int = 32, **more: Any) -> dict[str, Any]:
-    return {"quant_method": "gptq", "bits": bits, "group_size": group, **more}
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, **more}
 
 
 _AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[str, tuple[int, int]], Made]]] 
     "awq": ({**_AWQ, "group_size": 32}, lambda name, shape: awq(name, shape, 32)),
     "awq-bf16": ({**_AWQ, "group_size": -1}, lambda name, shape: awq(name, shape, -1, "BF16")),
     "gptq": (_gptq(), lambda name, shape: gptq(name, shape, 32)),
-    "gptq-sym": (_gptq(desc_act=False), lambda name, shape: gptq(name, shape, 32, symmetric=True)),
+    "gptq-sym": (_gptq(checkpoint_format="gptq"), lambda name, shape: gptq(name, shape, 32, symmetric=True)),
     "gptq-v2-2bit": (
         _gptq(2, -1, checkpoint_format="gptq_v2"), lambda name, shape: gptq(name, shape, -1, 2, v2=True)
     ),

@@ -74,15 +74,25 @@ def _format(weight: Weight) -> tuple[Format, str]:
     if weight.kind in CODEBOOK:
         return Format((8,), half=half), weight.kind
     if weight.kind == "MLX" and not weight.ordered:
-        assert weight.scales is not None
+        assert weight.scales is not None and weight.biases is not None
         half = _reads_halves() and weight.bits < 8 and weight.scales.dtype == np.float16
-        group = min(weight.group_size, GROUP)
+        group, zero = min(weight.group_size, GROUP), _zero(weight)
+        if zero and weight.bits < 8:
+            return Format(_PLANES[weight.bits], group, zero, half=half), f"MLX {weight.bits}-bit"
+        half = half and weight.biases.dtype == np.float16
         return Format(_PLANES[weight.bits], group, minimum=True, half=half), f"MLX {weight.bits}-bit"
     if weight.kind not in _BITS:
         return Format((8,), half=False), f"8-bit from {weight.kind}"
     minimum = weight.kind not in _ZEROS and weight.kind != "Q8_0"
     group = 16 if weight.kind in _GROUPS_OF_16 else 32
     return Format(_PLANES[_BITS[weight.kind]], group, _ZEROS.get(weight.kind, 0), minimum, half), weight.kind
+
+
+def _zero(weight: Weight) -> int:
+    """The zero point that all groups share (symmetric codes); 0: there is none."""
+    assert weight.scales is not None and weight.biases is not None
+    zero = 1 << (weight.bits - 1)
+    return zero if np.array_equal(weight.biases, weight.scales.astype(np.float32) * np.float32(-zero)) else 0
 
 
 def _reads_halves() -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from ...models.dequant import take_rows
@@ -25,8 +26,20 @@ class MappedEmbedding:
         return torch.from_numpy(take_rows(self.weight, token_ids.numpy()))
 
 
+@dataclass(frozen=True, slots=True)
+class ReorderedLinear:
+    """A layer whose matrix has its columns in another order than ``x``, as GPTQ's may."""
+
+    layer: QuantizedLinear
+    order: torch.Tensor  # int64 [K]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.index_select(1, self.order))
+
+
 class QuantizedLoader(DenseLoader):
-    """A ``WeightLoader`` whose matrices are ``QuantizedLinear``; one tensor at a time is packed.
+    """A ``WeightLoader`` whose matrices are ``QuantizedLinear``; one tensor at a time is packed. Where a layer's
+    matrices have their columns in one order that is not the input's, the input is put in it.
 
     A tied embedding is looked up in the head's own storage and adds nothing to ``nbytes``. An embedding of its own, or
     one that the head's 8 bits would round, stays in the mapped file.
@@ -41,11 +54,13 @@ class QuantizedLoader(DenseLoader):
             return self._heads[names[0]]
         weights = self.weights(names)
         bias = self.bias(names, [weight.shape[0] for weight in weights])
-        layer = QuantizedLinear(weights, bias)
+        order = weights[0].order
+        alike = order is not None and all(np.array_equal(weight.order, order) for weight in weights[1:])
+        layer = QuantizedLinear([replace(weight, order=None) for weight in weights] if alike else weights, bias)
         for weight in weights:
             self.count(weight)
         self.nbytes += layer.nbytes - (0 if bias is None else bias.nbytes)  # the bias is counted already
-        return layer
+        return ReorderedLinear(layer, torch.from_numpy(order)) if alike else layer
 
     def embedding(self, name: str) -> Embedding:
         weight = self.checkpoint.weight(name + ".weight")

@@ -26,26 +26,23 @@ def grouped(weight: Weight) -> bool:
 def grouped_planes(weight: Weight, device: torch.device) -> Planes:
     """Planes of ``weight`` on ``device``. CheckpointError for an fp8 weight that holds NaN."""
     assert weight.scales is not None
-    rows, columns = weight.shape
-    tiles, group = -(-columns // TILE), weight.group_size if weight.group_size < columns else 0
+    (rows, columns), scales = weight.shape, torch.from_numpy(weight.scales.astype(np.float32)).to(device)
+    group = weight.group_size if weight.group_size < columns else 0
+    tiles = -(-columns // TILE)
     groups = -(-tiles * TILE // group) if group else 1
-    scales = torch.from_numpy(weight.scales.astype(np.float32)).to(device)
-    shared = _SHARED if _rows_share(scales) else 1
-    scale = _plane(scales[::shared], groups)
+    shared = _SHARED if weight.kind == FP8 and _rows_share(scales) else 1
     low_bits, high_bits = (8, 0) if weight.kind == FP8 else _BITS[weight.bits]
     low = torch.zeros((tiles, rows, 8 * low_bits), dtype=torch.uint8, device=device)
     high = torch.zeros((tiles, rows, 8 * high_bits), dtype=torch.uint8, device=device) if high_bits else low
-    if weight.kind == FP8:
-        form = Form(8, meaning="e4m3", scales="group", group=group, shared=shared)
-        made = Planes(form, rows, columns, low, low, low, scale, low)
-    else:
-        assert weight.biases is not None
-        shared, scale = 1, _plane(scales, groups)
+    scale, minimum, order = _plane(scales[::shared], groups), low, None
+    form = Form(low_bits, high_bits, 0, "e4m3", "group", group, shared)
+    if weight.biases is not None:
+        form = Form(low_bits, high_bits, scales="group, minimum", group=group)
         biases = torch.from_numpy(weight.biases.astype(np.float32)).to(device)
-        zeros = _zero_points(scales, biases)
-        minimum = _plane(biases if zeros is None else zeros, groups)
-        form = Form(low_bits, high_bits, scales="group, minimum", group=group, shared=shared)
-        made = Planes(form, rows, columns, low, high, low, scale, minimum, _order(weight, device))
+        minimum = _plane(_zero_points(scales, biases), groups)
+    if weight.order is not None:
+        order = torch.from_numpy(weight.order.astype(np.int64)).to(device)
+    made = Planes(form, rows, columns, low, high, low, scale, minimum, order)
     step = max(1, CHUNK_BYTES // max(weight.data[0].nbytes, 1))
     for start in range(0, rows, step):
         part = torch.from_numpy(np.array(weight.data[start : start + step])).to(device)
@@ -81,11 +78,11 @@ def _rows_share(scales: torch.Tensor) -> bool:
     return len(scales) > 1 and bool((first == scales).all())
 
 
-def _zero_points(scales: torch.Tensor, biases: torch.Tensor) -> torch.Tensor | None:
-    """Bytes z with bias = -z * scale for every group, where that is so: value = scale * (code - z)."""
+def _zero_points(scales: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
+    """Bytes z with bias = -z * scale, where all are so: value = scale * (code - z). Else the biases."""
     zeros = torch.where(scales == 0, 0, -biases / scales).round()
     fits = (zeros >= 0) & (zeros <= 255) & (-zeros * scales == biases)
-    return zeros.to(torch.uint8) if bool(fits.all()) else None
+    return zeros.to(torch.uint8) if bool(fits.all()) else biases
 
 
 def _plane(values: torch.Tensor, groups: int) -> torch.Tensor:
@@ -95,7 +92,3 @@ def _plane(values: torch.Tensor, groups: int) -> torch.Tensor:
         if bool((padded.to(dtype).to(padded.dtype) == padded).all()):
             return padded.to(dtype)
     return padded
-
-
-def _order(weight: Weight, device: torch.device) -> torch.Tensor | None:
-    return None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64)).to(device)

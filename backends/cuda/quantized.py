@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,6 @@ from .plane_form import Planes
 from .planes import has_planes, planes
 from .weights import DenseLoader, Embedding, Linear
 
-#: Rows of x from which decoding a weight once and multiplying with torch's kernels is the faster way.
-MANY = 128
 #: Elements decoded at a time on that way: the scratch memory, and large enough for full-speed products.
 SCRATCH_ELEMENTS = 1 << 26
 
@@ -31,12 +30,14 @@ class QuantizedLinear:
         """``x`` [T, K] to [T, N]."""
         x = x.contiguous()
         out = torch.empty((len(x), sum(part.rows for part in self.parts)), dtype=x.dtype, device=x.device)
-        start = 0
+        product, start = product_for(len(x)), 0
+        order, given = None, x
         for part in self.parts if len(x) else ():
+            if part.order is not order:  # parts of one order share its tensor
+                order, given = part.order, x if part.order is None else x.index_select(1, part.order)
             stop = start + part.rows
             bias = None if self.bias is None else self.bias[start:stop]
-            product = quantized.few if len(x) <= quantized.FEW else quantized.some if len(x) < MANY else many
-            product(x, part, bias, out[:, start:stop])
+            product(given, part, bias, out[:, start:stop])
             start = stop
         return out
 
@@ -48,6 +49,16 @@ def many(x: torch.Tensor, weight: Planes, bias: torch.Tensor | None, out: torch.
         stop = min(start + step, weight.rows)
         decoded = quantized.dequantize(weight, x.dtype, rows=(start, stop))
         out[:, start:stop] = F.linear(x, decoded, None if bias is None else bias[start:stop])
+
+
+Product = Callable[[torch.Tensor, Planes, torch.Tensor | None, torch.Tensor], None]
+#: The products and up to how many rows of x each is used; estimates until they are measured.
+PRODUCTS: tuple[tuple[float, Product], ...] = ((quantized.FEW, quantized.few), (127, quantized.some), (math.inf, many))
+
+
+def product_for(rows: int) -> Product:
+    """The product for ``rows`` rows of x."""
+    return next(product for most, product in PRODUCTS if rows <= most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,7 @@ class PlanarLoader(DenseLoader):
     ) -> None:
         super().__init__(checkpoint, dtype, device, progress)
         self._planes: dict[str, Planes] = {}
+        self._order: torch.Tensor | None = None
 
     def linear(self, *names: str) -> Linear:
         if len(names) == 1 and names[0] in self._planes:
@@ -91,7 +103,15 @@ class PlanarLoader(DenseLoader):
 
     def _take(self, name: str) -> Planes:
         weight = self.checkpoint.weight(name + ".weight")
-        made = planes(weight, self.device)
+        made = self._shared_order(planes(weight, self.device))
         self.count(weight)
         self.nbytes += made.nbytes
         return made
+
+    def _shared_order(self, made: Planes) -> Planes:
+        """The same, its order the last one's own tensor where the two are equal: q, k and v work on one input."""
+        if made.order is None:
+            return made
+        if self._order is None or not torch.equal(self._order, made.order):
+            self._order = made.order
+        return replace(made, order=self._order)
