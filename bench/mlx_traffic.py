@@ -1,7 +1,8 @@
 """Bytes that one decode step of the MLX backend moves, counted: gathered keys (level 0) beside paged ones (level 1).
 
-``python -m bireme.bench.mlx_traffic`` prints the table of docs/metal.md. It is arithmetic: what kernels ask memory for,
-each byte once for each kernel that reads or writes it; caches and MLX's smaller kernels are left out.
+``python -m bireme.bench.mlx_traffic`` prints the table of docs/metal.md, for half-precision and for int8 caches. It is
+arithmetic: what kernels ask memory for, each byte once for each kernel that reads or writes it; caches and MLX's smaller
+kernels are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.mlx.metal.attention import Geometry, make_spans
+from ..core.config import KV_CACHE_DTYPES
+from ..core.memory import kv_element_bytes
 from ..models.config import ModelConfig
 
 QWEN3_8B = ModelConfig(
@@ -63,26 +66,31 @@ def weight_bytes(config: ModelConfig, bits: float) -> float:
     return matrix_elements(config) * bits / 8
 
 
-def gathered(config: ModelConfig, sequences: int, context: int, bits: float) -> Traffic:
-    """Level 0: take the rows of each KV head out of the pool, then attend to the copy."""
+def gathered(config: ModelConfig, sequences: int, context: int, bits: float, kv_cache_dtype: str = "auto") -> Traffic:
+    """Level 0: take the rows of each KV head out of the pool, then attend to the copy. Codes and scales are copied as
+    they are, and the copies made half-precision values."""
     keys = sequences * context * config.num_layers
-    values = keys * 2 * config.num_kv_heads * config.head_dim * HALF
-    rows = keys * 2 * config.num_kv_heads * INDEX  # read for keys and again for values
-    return Traffic(weight_bytes(config, bits), values, values, values, rows, 0)
+    elements = keys * 2 * config.num_kv_heads * config.head_dim
+    stored, values = elements * kv_element_bytes(kv_cache_dtype, config.head_dim, HALF), elements * HALF
+    copies, pools = (values, 2) if kv_cache_dtype == "auto" else (stored + values, 4)
+    rows = keys * pools * config.num_kv_heads * INDEX  # read for each pool again
+    return Traffic(weight_bytes(config, bits), stored, copies, copies, rows, 0)
 
 
-def paged(config: ModelConfig, sequences: int, context: int, bits: float) -> Traffic:
+def paged(config: ModelConfig, sequences: int, context: int, bits: float, kv_cache_dtype: str = "auto") -> Traffic:
     """Level 1: the kernel of ``paged_attention.metal`` and, where contexts are split, the one that joins."""
-    shape = Geometry(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK, "float16")
+    scaled = kv_cache_dtype != "auto"
+    shape = Geometry(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK, "float16", scaled)
     positions = np.full(sequences, context - 1, np.int32)
     spans = make_spans(np.arange(sequences, dtype=np.int32), positions, None, shape.threadgroups)
     reads = config.num_heads // config.num_kv_heads // shape.tile  # threadgroups that share a KV head
-    values = sequences * context * config.num_layers * 2 * config.num_kv_heads * config.head_dim * HALF * reads
+    elements = sequences * context * config.num_layers * 2 * config.num_kv_heads * config.head_dim * reads
+    stored = elements * kv_element_bytes(kv_cache_dtype, config.head_dim, HALF)
     tables = sequences * -(-context // BLOCK) * INDEX * shape.threadgroups
     items = spans.count * 4 * INDEX * shape.threadgroups
     partial = spans.count * config.num_heads * (config.head_dim + 1) * 4 * 2 if spans.split else 0
     index, joined = (config.num_layers * each for each in (tables + items, partial))
-    return Traffic(weight_bytes(config, bits), values, 0, 0, index, joined)
+    return Traffic(weight_bytes(config, bits), stored, 0, 0, index, joined)
 
 
 def attention_flops(config: ModelConfig, sequences: int, context: int) -> int:
@@ -92,8 +100,11 @@ def attention_flops(config: ModelConfig, sequences: int, context: int) -> int:
 
 def table(config: ModelConfig = QWEN3_8B, sequences: int = 20, context: int = 4096, bits: float = 5) -> str:
     """As Markdown, in GB. ``bits``: of a weight with its share of scale and bias; 4 in groups of 32 are 5."""
-    before, after = (count(config, sequences, context, bits) for count in (gathered, paged))
-    lines = ["| GB per step | level 0: gather | level 1: paged |", "|---|---|---|"]
+    found = [count(config, sequences, context, bits, kv) for kv in KV_CACHE_DTYPES for count in (gathered, paged)]
+    lines = [
+        "| GB per step | level 0: gather | level 1: paged | level 0, int8 | level 1, int8 |",
+        "|---|---|---|---|---|",
+    ]
     for name, of in (
         ("weights", "weights"),
         ("keys and values read in the pool", "pool_read"),
@@ -104,7 +115,7 @@ def table(config: ModelConfig = QWEN3_8B, sequences: int = 20, context: int = 40
         ("attention in all", "attention"),
         ("all", "total"),
     ):
-        lines.append(f"| {name} | {getattr(before, of) / 1e9:.2f} | {getattr(after, of) / 1e9:.2f} |")
+        lines.append(" | ".join((f"| {name}", *(f"{getattr(each, of) / 1e9:.2f}" for each in found))) + " |")
     return "\n".join(lines)
 
 
