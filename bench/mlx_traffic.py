@@ -1,8 +1,8 @@
 """Bytes that one decode step of the MLX backend moves, counted: gathered keys (level 0) beside paged ones (level 1).
 
 ``python -m bireme.bench.mlx_traffic`` prints the table of docs/metal.md, for half-precision and for int8 caches. It is
-arithmetic: what kernels ask memory for, each byte once for each kernel that reads or writes it; caches and MLX's smaller
-kernels are left out.
+arithmetic: what kernels ask memory for, each byte once for each kernel that reads or writes it; caches and the smaller
+kernels of MLX are left out.
 """
 
 from __future__ import annotations
