@@ -23,7 +23,7 @@ __all__ = ["ChatTemplate", "TemplateError"]
 
 _PROBE = "bireme probe"
 #: Mistral's templates refuse ids of tool calls that have another length.
-_SHORT_IDS = re.compile(r"length\s*!=\s*9\b")
+_SHORT_IDS = re.compile(r"length\s*(?:!=|<)\s*9\b")
 
 
 class _Encoder(Protocol):
