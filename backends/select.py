@@ -103,11 +103,22 @@ def _cuda(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, pr
     arithmetic = str(dtype).removeprefix("torch.")
     if importlib.util.find_spec("triton") is None:  # Windows; plain torch is slow and right
         return TorchBackend(checkpoint, config, DenseLoader(checkpoint, dtype, device, progress), arithmetic=arithmetic)
+    from .cuda.ggml_planes import TYPES
     from .cuda.quantized import PlanarLoader
     from .cuda.triton_ops import TritonOps
+    from .cuda.triton_sampler import TritonSampler
 
     loader = PlanarLoader(checkpoint, dtype, device, progress)
-    return TorchBackend(checkpoint, config, loader, ops=TritonOps, arithmetic=arithmetic)
+    return TorchBackend(
+        checkpoint,
+        config,
+        loader,
+        ops=TritonOps,
+        sampler=TritonSampler,
+        arithmetic=arithmetic,
+        kept=frozenset((*TYPES, "MLX", "F8_E4M3")),
+        captures=True,
+    )
 
 
 def _fast_cpu(checkpoint: Checkpoint, config: EngineConfig, threads: int, progress: Progress | None) -> Backend:

@@ -36,7 +36,7 @@ def load(device: str, path: Path, config: EngineConfig) -> Backend:
 
     torch.set_num_threads(1)
     loader = DenseLoader(checkpoint, torch.float32, CPU)
-    return TorchBackend(checkpoint, config, loader, device=FakeGpu(), capture_seconds=0.0)
+    return TorchBackend(checkpoint, config, loader, device=FakeGpu(), captures=True, capture_seconds=0.0)
 
 
 def new_sampler(device: str, rows: int, vocab: int) -> Any:

@@ -56,13 +56,16 @@ class TorchBackend:
         arithmetic: str = "float32",
         device: Device | None = None,
         kept: Collection[str] = (),
-        capture_seconds: float | None = CAPTURE_SECONDS,
+        captures: bool = False,
+        capture_seconds: float = CAPTURE_SECONDS,
     ) -> None:
         """
         Args:
             arithmetic: for people: how the linear layers compute.
             kept: the checkpoint's types that the loader keeps quantised, to know what will fit before it loads.
-            capture_seconds: what loading may spend on capturing graphs, where the device has them; None: no graphs.
+            captures: whether to capture decode steps, where the device can; ``ops`` must launch the same work for every
+                step of one size.
+            capture_seconds: what loading may spend on that; what is left is captured when it is first needed.
         """
         self._owner = threading.get_ident()
         self._model, self._config = checkpoint.config, config
@@ -78,11 +81,11 @@ class TorchBackend:
         self._ops: TorchOps | None = None
         self._decoder: Decoder | None = None
         self._graphs: DecodeGraphs | None = None
-        wants_graphs = self._device.captures and capture_seconds is not None
+        wants_graphs = captures and self._device.captures
         plan = self._load(checkpoint, loader, ops, kept, wants_graphs)
         self._info = self._describe(checkpoint, plan, arithmetic)
         self.submit(small_step(config.block_size)).wait()  # so that no request waits for a kernel to be compiled
-        if wants_graphs and capture_seconds is not None:
+        if wants_graphs:
             self._prepare_graphs(plan.num_blocks, capture_seconds)
 
     @property
@@ -209,6 +212,8 @@ class TorchBackend:
         """What the largest steps hold, found by running them over a pool of one block."""
         config, size, device = self._config, self._config.block_size, self._device
         self._ops, tokens = ops, config.max_num_batched_tokens
+        for array in ops.kv.arrays:
+            array.zero_()  # NaN would take short ways
         work = device.peak_bytes(
             lambda: self.submit(largest_step(config.max_num_seqs, tokens, self._context, size)).wait()
         )
@@ -258,7 +263,7 @@ class TorchBackend:
             assert isinstance(logits, torch.Tensor)
             if drawer is None or kind is None:
                 return (logits,)
-            return logits, *drawer.draw(logits, rows, step.positions + 1, last_tokens, cast("Launch", kind))
+            return logits, *drawer.draw(logits, rows, step.context_lens, last_tokens, cast("Launch", kind))
 
         return work
 

@@ -32,10 +32,11 @@ class Loader(DenseLoader):
         super().__init__(checkpoint, torch.float32, CPU)
 
 
-def backend(tiny, device=None, *, name="llama", capture_seconds=0.0, loader=Loader, **config):
+def backend(tiny, device=None, *, name="llama", captures=True, capture_seconds=0.0, loader=Loader, **config):
     checkpoint = open_checkpoint(tiny(name).folder)
     settings = EngineConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **config})
-    return TorchBackend(checkpoint, settings, loader(checkpoint), device=device, capture_seconds=capture_seconds)
+    made = {"device": device, "captures": captures, "capture_seconds": capture_seconds}
+    return TorchBackend(checkpoint, settings, loader(checkpoint), **made)
 
 
 def driver(tiny, device=None, **config) -> Driver:
@@ -289,7 +290,7 @@ def test_the_pool_takes_what_is_left(tiny, caplog, fraction):
 
 def test_without_graphs_their_memory_is_the_pools(tiny):
     with_graphs = backend(tiny, FakeGpu(free=36 << 20), gpu_memory_fraction=1.0)
-    without = backend(tiny, FakeGpu(free=36 << 20), gpu_memory_fraction=1.0, capture_seconds=None)
+    without = backend(tiny, FakeGpu(free=36 << 20), gpu_memory_fraction=1.0, captures=False)
     assert without._graphs is None and without.info.num_blocks > with_graphs.info.num_blocks
     plain = Driver(without)
     assert plain.generate(prompts(plain, 2), 4)
