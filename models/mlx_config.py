@@ -21,6 +21,10 @@ class MlxForm:
     mode: str = "affine"  # or a key of ``mlx_float.MODES``
 
 
+#: What MLX takes where an affine layer's bits or group size are not given.
+AFFINE_DEFAULT = MlxForm(bits=4, group_size=64)
+
+
 @dataclass(frozen=True, slots=True)
 class MlxQuantization:
     """The folder's own form, and per module (canonical name, without ".weight") where it has another."""
@@ -39,25 +43,26 @@ def mlx_quantization(given: Mapping[str, Any], source: str) -> MlxQuantization:
     Raises:
         CheckpointError: a mode, or numbers, that MLX doesn't have.
     """
-    form = _form(given, {}, "quantization", source)
+    form = _form(given, "quantization", source)
     overrides: dict[str, MlxForm] = {}
     for key, value in given.items():
         if isinstance(value, dict):
             name = canonical_from_hf(key + ".weight").removesuffix(".weight")
-            overrides[name] = _form(value, given, key, source)
+            overrides[name] = _form(value, key, source)
     return MlxQuantization(form, overrides)
 
 
-def _form(given: Mapping[str, Any], outer: Mapping[str, Any], where: str, source: str) -> MlxForm:
-    mode = given.get("mode", outer.get("mode", "affine"))
+def _form(given: Mapping[str, Any], where: str, source: str) -> MlxForm:
+    """An override inherits nothing: what it doesn't say has the default that it has in MLX itself."""
+    mode = given.get("mode", "affine")
     if mode != "affine" and mode not in MODES:
         raise CheckpointError(
             f"{source}: MLX quantisation mode {mode!r} of {where} is not supported; supported: affine, "
             f"{', '.join(MODES)}"
         )
-    bits, group_size = given.get("bits", outer.get("bits")), given.get("group_size", outer.get("group_size"))
+    own = MODES.get(mode, AFFINE_DEFAULT)
+    bits, group_size = given.get("bits", own.bits), given.get("group_size", own.group_size)
     if mode != "affine":
-        own = MODES[mode]
         if (bits, group_size) != (own.bits, own.group_size):
             raise CheckpointError(
                 f"{source}: {where} is {mode} with {bits!r} bits in groups of {group_size!r}; {mode} has {own.bits} "

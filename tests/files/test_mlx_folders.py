@@ -10,6 +10,7 @@ import pytest
 from tiny import Stored, forward, hf_settings, quantize_affine, random_weights, tiny_config, write_folder
 
 from bireme.models.checkpoint import open_checkpoint
+from bireme.models.mlx_config import mlx_quantization
 from bireme.models.weight import CheckpointError
 
 CONFIG = tiny_config()
@@ -48,6 +49,17 @@ def test_overrides(tmp_path: Path, key: str) -> None:
         tolerance = 0.005 if name.removesuffix(".weight") in EIGHT or values.ndim == 1 else 0.08
         np.testing.assert_allclose(checkpoint.weight(name).dequantize(), values, atol=tolerance)
     assert np.isfinite(forward(checkpoint, [1, 2, 3])).all()
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [({"bits": 8}, (8, 64, "affine")), ({"group_size": 32}, (4, 32, "affine")), ({"mode": "mxfp8"}, (8, 32, "mxfp8"))],
+)
+def test_overrides_inherit_nothing(override: dict[str, Any], wanted: tuple[int, int, str]) -> None:
+    """As in MLX, whose layers are made with what the override names alone, and its defaults."""
+    given = {"bits": 4, "group_size": 16, "mode": "nvfp4", "lm_head": override}
+    found = mlx_quantization(given, "config.json").of("lm_head.weight")
+    assert (found.bits, found.group_size, found.mode) == wanted
 
 
 @pytest.mark.parametrize("keys_too", [True, False])
@@ -135,7 +147,7 @@ def test_other_schemes_are_refused_by_name(tmp_path: Path, method: str) -> None:
         ({"mode": "mxfp6"}, "MLX quantisation mode 'mxfp6' of quantization is not supported"),
         ({"mode": "mxfp4", "bits": 8}, "quantization is mxfp4 with 8 bits in groups of 32; mxfp4 has 4 bits"),
         (
-            {"lm_head": {"mode": "nvfp4"}},
+            {"lm_head": {"mode": "nvfp4", "group_size": 32}},
             "lm_head is nvfp4 with 4 bits in groups of 32; nvfp4 has 4 bits in",
         ),
         ({"bits": 7}, "quantization has 7 bits in groups of 32"),
