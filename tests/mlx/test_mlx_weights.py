@@ -19,6 +19,7 @@ from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.linear import DenseLinear, Packing, QuantizedEmbedding, QuantizedLinear
 from bireme.backends.mlx.repack import repack
 from bireme.backends.mlx.weights import MlxLoader
+from bireme.models import fp8
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.ggml_types import BY_NAME, DECODABLE, DENSE
 from bireme.models.mlx_affine import BITS, pack_codes, unpack_codes
@@ -78,6 +79,10 @@ def stored(kind: str, rows: int = 48, columns: int = 512) -> Weight:
         return Weight(
             "w.weight", values.shape, KIND_OF[kind], np.array(words), np.array(scales), None, form.bits, form.group_size
         )
+    if kind == fp8.KIND:
+        scales = np.abs(values).max(axis=1, keepdims=True) / 448
+        data = np.array(mx.to_fp8(mx.array(values / scales)))
+        return Weight("w.weight", values.shape, kind, data, scales, None, 8, columns)
     return Weight("w.weight", values.shape, kind, ggml_blocks(values, kind))
 
 
@@ -141,7 +146,7 @@ def test_errors_are_those_stated(kind):
 
 
 def test_every_type_has_its_row():
-    assert set(STATED) == (DECODABLE - set(DENSE)) | {"affine", *MODES}
+    assert set(STATED) == (DECODABLE - set(DENSE)) | {"affine", fp8.KIND, *MODES}
 
 
 def test_mxfp4_keeps_codes_and_scale_bytes():
