@@ -151,6 +151,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[str, tuple[int, int]], Made]]] 
     ),
     "gptq-3bit": (_gptq(3), lambda name, shape: gptq(name, shape, 32, 3)),
     "gptq-8bit": (_gptq(8), lambda name, shape: gptq(name, shape, 32, 8)),
+    "gptq-8bit-sym": (_gptq(8, -1), lambda name, shape: gptq(name, shape, -1, 8, symmetric=True)),
     "gptq-order": (_gptq(desc_act=True), lambda name, shape: gptq(name, shape, 32, order=True)),
     "fp8-blocks": (
         {"quant_method": "fp8", "weight_block_size": [48, 32]},

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import torch
 
-from bireme.backends.cuda.kv import KVPool
+from bireme.backends.cuda.kv import LARGEST, KVPool
 from bireme.backends.cuda.ops import TorchOps
 from bireme.backends.cuda.rope import RopeTable
 from bireme.backends.cuda.step import TorchStep
@@ -39,9 +39,9 @@ def pool(config: ModelConfig, dtype: torch.dtype = torch.float32, block: int = B
 class Reference(TorchOps):
     """The reference with its own pool; ``layer`` makes what it must know of one."""
 
-    def layer(self, window: int | None = None, norms: Any = None, scale: float = 0.3) -> Any:
+    def layer(self, window: int | None = None, norms: Any = None, scale: float = 0.3, sinks: Any = None) -> Any:
         q_norm, k_norm = norms or (None, None)
-        return SimpleNamespace(index=0, window=window, scale=scale, eps=1e-5, q_norm=q_norm, k_norm=k_norm)
+        return SimpleNamespace(index=0, window=window, scale=scale, eps=1e-5, q_norm=q_norm, k_norm=k_norm, sinks=sinks)
 
 
 def reference_ops(
@@ -83,12 +83,13 @@ def fill(kv: KVPool, step: TorchStep, seed: int = 0) -> None:
     torch.manual_seed(seed)
     for array in kv.arrays:
         array.fill_(float("nan") if array.is_floating_point() else 77)
+    wide = kv.keys[0].dtype not in LARGEST
     for length, table in zip(step.host.context_lens, step.host.block_tables, strict=True):
         at = np.arange(length)
         slots = torch.from_numpy(
             (table[at // step.block_size] * step.block_size + at % step.block_size).astype(np.int64)
         )
-        kept = kv.keys[0].dtype if kv.keys[0].is_floating_point() else torch.float32
+        kept = kv.keys[0].dtype if wide else torch.float32
         keys, values = torch.randn(2, int(length), *kv.keys[0].shape[2:]).to(kept)
         kv.store(0, slots, keys, values)
 
@@ -111,3 +112,13 @@ def close(found: torch.Tensor, wanted: torch.Tensor, scale: float = 1.0) -> None
     assert torch.allclose(found.float(), wanted.float(), rtol=4 * step, atol=bound), float(
         (found.float() - wanted.float()).abs().max()
     )
+
+
+def check_product(found: torch.Tensor, x: torch.Tensor, values: np.ndarray, bias: torch.Tensor | None) -> None:
+    """``found`` is ``x`` times ``values`` transposed, within two roundings of the sums' size."""
+    wanted = x.double().numpy() @ values.astype(np.float64).T
+    if bias is not None:
+        wanted += bias.double().numpy()
+    size = np.abs(x.double().numpy()) @ np.abs(values.astype(np.float64)).T
+    step = torch.finfo(found.dtype).eps
+    assert (np.abs(found.double().numpy() - wanted) <= 2 * step * (size + np.abs(wanted))).all()

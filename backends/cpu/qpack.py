@@ -75,11 +75,11 @@ def _format(weight: Weight) -> tuple[Format, str]:
         return Format((8,), half=half), weight.kind
     if weight.kind == "MLX" and not weight.ordered:
         assert weight.scales is not None and weight.biases is not None
-        half = _reads_halves() and weight.bits < 8 and weight.scales.dtype == np.float16
+        half = _reads_halves() and weight.scales.dtype == np.float16
         group, zero = min(weight.group_size, GROUP), _zero(weight)
-        if zero and weight.bits < 8:
-            return Format(_PLANES[weight.bits], group, zero, half=half), f"MLX {weight.bits}-bit"
-        half = half and weight.biases.dtype == np.float16
+        if zero:  # codes of 8 bits are stored with their sign
+            return Format(_PLANES[weight.bits], group, zero & 127, half=half), f"MLX {weight.bits}-bit"
+        half = half and weight.bits < 8 and weight.biases.dtype == np.float16
         return Format(_PLANES[weight.bits], group, minimum=True, half=half), f"MLX {weight.bits}-bit"
     if weight.kind not in _BITS:
         return Format((8,), half=False), f"8-bit from {weight.kind}"

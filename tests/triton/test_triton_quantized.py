@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from triton_setup import block_weight
+from triton_setup import block_weight, check_product
 
 pytest.importorskip("triton", reason="Triton is not installed: it exists for Linux only")
 
@@ -49,15 +49,6 @@ def test_planes_hold_no_more_than_they_must(kind):
     assert made.nbytes <= weight.data.nbytes * 1.04
 
 
-def check(found: torch.Tensor, x: torch.Tensor, values: np.ndarray, bias: torch.Tensor | None) -> None:
-    wanted = x.double().numpy() @ values.astype(np.float64).T
-    if bias is not None:
-        wanted += bias.double().numpy()
-    size = np.abs(x.double().numpy()) @ np.abs(values.astype(np.float64)).T
-    step = torch.finfo(found.dtype).eps
-    assert (np.abs(found.double().numpy() - wanted) <= step * (size + np.abs(wanted))).all()
-
-
 @pytest.mark.parametrize("kind, dtype, count", [
     (kind, torch.float16 if n % 2 else torch.float32, 1 + n % 4) for n, kind in enumerate(TYPES)
 ])  # fmt: skip
@@ -67,7 +58,7 @@ def test_a_few_rows(kind, dtype, count):
     x, bias = torch.randn(count, width(kind)).to(dtype) / 16, torch.randn(19).to(dtype)
     out = torch.full((count, 30), 7.0, dtype=dtype)
     quantized.few(x, made, bias, out[:, 5:24])
-    check(out[:, 5:24], x, values, bias)
+    check_product(out[:, 5:24], x, values, bias)
     assert (out[:, :5] == 7).all() and (out[:, 24:] == 7).all()
 
 
@@ -80,7 +71,7 @@ def test_some_rows(kind, dtype, count, splits):
     x, bias = torch.randn(count, width(kind)).to(dtype) / 16, torch.randn(67).to(dtype)
     out = torch.full((count + 1, 74), 7.0, dtype=dtype)
     quantized.some(x, made, bias, out[:count, 3:70], splits)
-    check(out[:count, 3:70], x, values, bias)
+    check_product(out[:count, 3:70], x, values, bias)
     assert (out[:, :3] == 7).all() and (out[:, 70:] == 7).all() and (out[count] == 7).all()
 
 
