@@ -15,6 +15,8 @@ CONTROL = 3  # tokenizer.ggml.token_type of a marker that is no text
 END_MARKERS = frozenset(
     ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "</s>")
 )
+# OpenAI's harmony format ends a turn with one of these; its "<|end|>" is only the end of a message within the turn.
+HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
 
 
 def token_ids(value: Any, key: str, source: str, vocab_size: int) -> set[int]:
@@ -47,4 +49,6 @@ def gguf_end_ids(metadata: Mapping[str, Any], source: str, vocab_size: int) -> f
 
 
 def _markers(tokens: Iterable[tuple[Any, Any]]) -> set[int]:
-    return {index for index, (token, kind) in enumerate(tokens) if kind == CONTROL and token in END_MARKERS}
+    control = {token: index for index, (token, kind) in enumerate(tokens) if kind == CONTROL and isinstance(token, str)}
+    wanted = END_MARKERS - {"<|end|>"} | HARMONY_ENDS if HARMONY_ENDS <= control.keys() else END_MARKERS
+    return {control[token] for token in wanted & control.keys()}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import harmony, mistral, sections
+from .gemma_calls import FUNCTION_GEMMA, GEMMA_4, GemmaCalls, GemmaMarks
 from .harmony import HarmonyParser
 from .loose_calls import LooseCalls
 from .machine import Parser
@@ -43,6 +44,11 @@ def _sections(name: str, marks: sections.SectionMarks) -> ToolFormat:
     return ToolFormat(name, lambda tools: SectionCalls(tools, marks), ((marks.call,),), marks.all)
 
 
+def _gemma(name: str, marks: GemmaMarks) -> ToolFormat:
+    specials = (marks.opening, marks.closing, marks.quote)
+    return ToolFormat(name, lambda tools: GemmaCalls(tools, marks), ((marks.opening,),), specials)
+
+
 def _tagged(name: str, opening: str, closing: str) -> ToolFormat:
     make = lambda tools: TaggedCalls(tools, opening, closing)  # noqa: E731
     return ToolFormat(name, make, ((opening,),), (opening, closing))
@@ -67,6 +73,8 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         (mistral.OPENING, mistral.ARGS, mistral.CALL_ID),
         short_ids=True,
     ),
+    _gemma("functiongemma", FUNCTION_GEMMA),
+    _gemma("gemma4", GEMMA_4),
     _tagged("hermes", "<tool_call>", "</tool_call>"),
     _tagged("phi4", "<|tool_call|>", "<|/tool_call|>"),
     ToolFormat(
@@ -84,6 +92,7 @@ ANY_JSON = "json"
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat("mistral", "[THINK]", "[/THINK]", ("[THINK]",)),
     ReasoningFormat("seed", "<seed:think>", "</seed:think>", ("<seed:think>",)),
+    ReasoningFormat("gemma4", "<|channel>thought", "<channel|>", ("<|channel>thought",)),
     ReasoningFormat("think", "<think>", "</think>", ("</think>", "<think>")),
 )
 HARMONY = "harmony"

@@ -315,6 +315,10 @@ def test_end_markers_among_control_tokens(tmp_path: Path) -> None:
     edit: Edit = lambda writer: (writer.add_token_list(tokens), writer.add_token_types(types))  # noqa: E731
     edit = edits(drop("tokenizer.ggml.tokens"), drop("tokenizer.ggml.token_type"), edit)
     assert model(tmp_path, edit=edit).end_ids == {5, 11}
+    tokens[21:24], types[21:24] = ["<|end|>", "<|call|>", "<|return|>"], [CONTROL] * 3
+    assert model(tmp_path, edit=edit).end_ids == {5, 11, 22, 23}  # harmony: "<|end|>" ends a message, not the turn
+    tokens[23] = "<|start|>"
+    assert model(tmp_path, edit=edit).end_ids == {5, 11, 21}
 
 
 @pytest.mark.parametrize("kind", [gguf.GGUFValueType.UINT8, gguf.GGUFValueType.INT64])

@@ -84,7 +84,8 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, str, bool]]]] = [
     ("hermes", f"<tool_call>[{HERMES_CALL[12:-13]}, {HERMES_TIME[12:-13]}]</tool_call>", "", [PARIS, TIME]),
     (
         "hermes",
-        '<tool_call>{"type": "function", "function": {"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}}',
+        '<tool_call>{"type": "function", '
+        '"function": {"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}}',
         "",
         [("get_weather", '{"city": "Paris"}', True)],
     ),
@@ -150,6 +151,16 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, str, bool]]]] = [
     ),
     ("harmony", "<|channel|>final<|message|>Hello <b>there</b>", "Hello <b>there</b>", []),
     ("harmony", "no header at all", "no header at all", []),
+    (
+        "functiongemma",
+        '<start_function_call>call:get_weather{city:<escape>Pa"ris, 1<escape>,days:3,options:{a:[1,true,<escape>x'
+        "<escape>],b:{}}}<end_function_call><start_function_call>call:get_time{}<end_function_call>",
+        "",
+        [("get_weather", '{"city": "Pa\\"ris, 1", "days": 3, "options": {"a": [1, true, "x"], "b": {}}}', True), TIME],
+    ),
+    ("gemma4", '<|tool_call>call:get_weather{<|"|>city<|"|>:<|"|>Paris<|"|>}<tool_call|>', "", [PARIS]),
+    ("gemma4", "<|tool_call>call:get_weather{city:Paris}<tool_call|> ok", "ok", [PARIS]),
+    ("gemma4", '<|tool_call>{"name": "get_time"}<tool_call|>', "", [TIME]),
     ("gemma", 'Sure:\n```tool_code\nprint(get_weather(city="Paris"))\n```', "Sure:", [PARIS]),
     ("gemma", '```json\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n```', "", [PARIS]),
     ("json", '[get_weather(city="Paris"), get_time()]', "", [PARIS, TIME]),
@@ -172,10 +183,17 @@ def test_each_format_is_read(name: str, text: str, content: str, calls: list[tup
         ("hermes", HERMES_CALL[: HERMES_CALL.index("is")], [("get_weather", '{"city": "Par', False)]),
         ("hermes", HERMES_CALL.replace('"Paris"', "Paris"), [("get_weather", '{"city": Paris}}\n', False)]),
         ("qwen3_coder", "<function=get_weather><parameter=city>Par", [("get_weather", '{"city": "Par', False)]),
-        ("glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par", [("get_weather", '{"city": "Par', False)]),
+        (
+            "glm",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par",
+            [("get_weather", '{"city": "Par', False)],
+        ),
         ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Par', [("get_weather", '{"city": "Par', False)]),
         ("llama3", '{"name": "get_weather", "parameters": {"city": "Par', [("get_weather", '{"city": "Par', False)]),
         ("deepseek", DEEPSEEK_R1[: DEEPSEEK_R1.index("is")], [("get_weather", '{"city": "Par', False)]),
+        ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Par', [("get_weather", '{"city": "Par', False)]),
+        ("gemma4", "<|tool_call>call:get_weather{days:3", [("get_weather", '{"days": 3', False)]),
+        ("gemma4", "<|tool_call>call:f{a:1]}<tool_call|>", [("f", '{"a": 1]}', False)]),
         ("harmony", HARMONY_CALL[:-4], [("get_weather", '{"city": "Par', False)]),
     ],
 )  # fmt: skip
@@ -216,6 +234,7 @@ def test_what_is_no_call_is_content(name: str, text: str) -> None:
         ("think", "<think>", "never ends", "never ends", ""),
         ("think", "", "2 < 3 <think>", "", "2 < 3 <think>"),
         ("mistral", "", "[THINK]hm[/THINK]Yes", "hm", "Yes"),
+        ("gemma4", "", "<|channel>thought\nhm\n<channel|>Yes", "hm", "Yes"),
         ("seed", "", "<seed:think>hm</seed:think>Yes", "hm", "Yes"),
         ("harmony", "", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
          "hm", "Yes"),
@@ -265,7 +284,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize(("name", "reasoning"), PAIRS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cut_texts())
 @example(("a<think>b</think>", list("a<think>b</think>")))
 def test_any_cut_of_any_text_is_read_alike(name: str, reasoning: str, cut: tuple[str, list[str]]) -> None:
@@ -281,7 +300,7 @@ def test_any_cut_of_any_text_is_read_alike(name: str, reasoning: str, cut: tuple
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, text, _, _ in WELL_FORMED])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_a_damaged_call_is_never_an_error(name: str, text: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
@@ -300,6 +319,8 @@ TRAPS = [
     "<｜tool▁calls▁begin｜>",
     "<|channel|>analysis",
     "[get_time(",
+    "<|tool_call>call:f{a:[",
+    "<start_function_call>call:f{a:<escape>",
     "```tool_code\n",
     "\n",
     '{"function":',

@@ -88,7 +88,8 @@ FORMATS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
     "deepseek": (
         "".join(DEEPSEEK) + "<think></think>",
         DEEPSEEK,
-        "<think>hm</think>I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        "<think>hm</think>I look."
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
         '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁end｜>'
         "<｜tool▁calls▁end｜>",
         "hm",
