@@ -11,7 +11,7 @@ from ...models.weight import Checkpoint
 from ..host_memory import free_bytes, kv_allowance
 from .library import mx, on_metal
 from .ops import QUEUED_ELEMENTS
-from .step import GROUP_ELEMENTS
+from .step import GROUP_ELEMENTS, LEAST_TILE, TILE
 from .weights import MlxLoader
 
 logger = logging.getLogger(__name__)
@@ -27,19 +27,31 @@ MEASURED_MARGIN = 1.25
 COUNTS = 5
 
 
+def longest_context(config: ModelConfig, engine: EngineConfig) -> int:
+    """Tokens that a sequence can have."""
+    return min(engine.max_model_len or config.max_position, config.max_position)
+
+
 def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
-    """The most that a step holds beside weights and pool: activations, logits, the sampler's counts, and one group of
-    the attention with those queued behind it."""
-    attention = min(
-        GROUP_ELEMENTS + QUEUED_ELEMENTS,
-        # what a step of this size could gather at most: every token its own context
-        engine.max_num_batched_tokens * 2 * config.num_kv_heads * config.head_dim * config.max_position,
-    )
+    """The most that a step holds beside weights and pool: activations, logits, the sampler's counts, and what the
+    attention gathers."""
     element: float = itemsize
     if engine.kv_cache_dtype != "auto":  # gathered codes and scales are there while they are made values
         element += kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
     buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs)
-    return buffers + COUNTS * engine.max_num_seqs * config.vocab_size + round(attention * element)
+    counts = COUNTS * engine.max_num_seqs * config.vocab_size
+    return buffers + counts + round(_attention_elements(config, engine) * element)
+
+
+def _attention_elements(config: ModelConfig, engine: EngineConfig) -> int:
+    """Keys, values and scores of one group with those queued before it; a group is GROUP_ELEMENTS, or more where the
+    context alone is."""
+    context, per_key = longest_context(config, engine), 2 * config.num_kv_heads * config.head_dim
+    windows = (config.window(layer) for layer in range(config.num_layers))
+    keys = max(min(context, window + TILE if window else context) for window in windows)
+    group = max(GROUP_ELEMENTS, keys * (per_key + LEAST_TILE * config.num_heads))
+    every_token_its_own = engine.max_num_batched_tokens * context * (per_key + config.num_heads)
+    return min(group + QUEUED_ELEMENTS, every_token_its_own)
 
 
 class Planner:
@@ -54,7 +66,7 @@ class Planner:
         self.derived = work_bytes(config, engine, itemsize)
         element = kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
         self.kv_bytes_per_token = kv_bytes_per_token(config, element)
-        self.context = min(engine.max_model_len or config.max_position, config.max_position)
+        self.context = longest_context(config, engine)
         if on_metal():
             recommended = int(mx.device_info()["max_recommended_working_set_size"])
             self.source = f"{WORKING_SET_SHARE:.0%} of the {_gib(recommended)} that Metal recommends"

@@ -18,6 +18,7 @@ from ...core.step import PLACEHOLDER, RowInit, StepBatch
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from .library import mx, on_metal
+from .memory import longest_context
 from .metal.attention import LEAST_SPAN
 from .metal.kernel import available
 from .metal.matmul import MOST_AFFINE, MOST_BLOCK, TOKEN_TILES
@@ -45,7 +46,7 @@ WIDEST = SamplingParams(
 def small_steps(model: ModelConfig, engine: EngineConfig) -> Iterator[StepBatch]:
     """Steps that need, between them, every kernel of ``metal/`` that serving this model can need. Elsewhere no kernel
     is compiled, and one step of a chunk and a decode is enough."""
-    context, most = _context(model, engine), engine.max_num_batched_tokens
+    context, most = longest_context(model, engine), engine.max_num_batched_tokens
     counts = (*TOKEN_TILES, MOST_AFFINE + 1, MOST_BLOCK + 1) if available() else (3,)
     for count in sorted({min(each, most) for each in counts}):
         decodes = min(count, engine.max_num_seqs)
@@ -58,7 +59,7 @@ def small_steps(model: ModelConfig, engine: EngineConfig) -> Iterator[StepBatch]
 def largest_step(model: ModelConfig, engine: EngineConfig) -> StepBatch:
     """As many tokens as a step may have, in as many sequences, each at the end of the longest context, all sampling in
     every way: decodes, and the rest of the tokens as chunks."""
-    context = _context(model, engine)
+    context = longest_context(model, engine)
     left, spans = engine.max_num_batched_tokens, []
     for after in reversed(range(engine.max_num_seqs)):
         count = min(left - after, context)
@@ -133,8 +134,4 @@ def _operations(model: ModelConfig, engine: EngineConfig) -> int:
     matrices += 3 * model.hidden_size * model.intermediate_size
     tokens, layers = engine.max_num_batched_tokens, min(model.num_layers, LAYERS)
     head = engine.max_num_seqs * model.hidden_size * model.vocab_size
-    return 2 * (tokens * layers * (matrices + 2 * attention * _context(model, engine)) + head)
-
-
-def _context(model: ModelConfig, engine: EngineConfig) -> int:
-    return min(engine.max_model_len or model.max_position, model.max_position)
+    return 2 * (tokens * layers * (matrices + 2 * attention * longest_context(model, engine)) + head)

@@ -23,6 +23,8 @@ PAD = 64
 SHORT = 256
 #: Queries of a chunk that attend at once: a later tile alone reads the keys that only its queries see.
 TILE = 256
+#: The fewest queries in a tile, however long the context: with fewer, gathering its keys costs more than attending.
+LEAST_TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class MlxStep:
         """How the attention of layers with ``window`` walks this step.
 
         Decodes of similar length share a group; a chunk is cut into tiles of queries. No group holds more than
-        GROUP_ELEMENTS, one query over its whole context excepted.
+        GROUP_ELEMENTS, LEAST_TILE queries over their whole context excepted.
         """
         if window not in self.groups:
             self.groups[window] = _Cut(self, window, heads).groups()
@@ -181,7 +183,7 @@ class _Cut:
         for sequence in np.flatnonzero(self.lengths > 1):
             begin, end = (int(i) for i in self.batch.query_start[sequence : sequence + 2])
             context = int(self.batch.context_lens[sequence])
-            tile = min(TILE, max(16, GROUP_ELEMENTS // (context * self.heads)))
+            tile = min(TILE, max(LEAST_TILE, GROUP_ELEMENTS // (context * self.heads)))
             for start in range(begin, end, tile):
                 groups.append(self._chunk_group(int(sequence), start, min(start + tile, end)))
         return groups

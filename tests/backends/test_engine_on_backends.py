@@ -48,6 +48,14 @@ def engine(tiny, device, kv_cache_dtype):
         each.close()
 
 
+def test_every_backend_counts_blocks_alike(engine, kv_cache_dtype):
+    """What a byte budget holds is the same number of blocks everywhere: one function counts."""
+    info = engine("llama", blocks=37).backend.info
+    assert info.num_blocks == 37 and info.kv_bytes_per_token * 16 == BLOCK_BYTES[kv_cache_dtype]
+    assert info.kv_cache_dtype == {"auto": "float32", "int8": "int8"}[kv_cache_dtype]
+    assert BLOCK_BYTES["auto"] / BLOCK_BYTES["int8"] == 4 / (1 + 4 / 16)
+
+
 def run(engine: Engine, requests: dict[str, tuple[tuple[int, ...], SamplingParams]], every: int = 0):
     """All outputs, as {(id, index): tokens} and {(id, index): last output}; a request joins each ``every`` steps."""
     tokens: dict[tuple[str, int], list[int]] = {}

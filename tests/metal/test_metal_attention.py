@@ -178,6 +178,18 @@ ATTENTION_FAULTS = [
 ]
 
 
+SCALED_FAULTS = [
+    ("dot *= scale;", ""),
+    ("scale = k_scales[where[u]];", "scale = v_scales[where[u]];"),
+    ("scale = k_scales[where[u]];", "scale = k_scales[where[u] - kv_head];"),
+    ("value_scale[u] = v_scales[where[u]];", "value_scale[u] = k_scales[where[u]];"),
+    ("score[u][h] *= value_scale[u];", ""),
+    ("score[u][h] *= value_scale[u];", "total[h] += score[u][h] * value_scale[u] - score[u][h];"),
+    ("score[u][h] = seen ? dot : LOWEST;", "score[u][h] = dot;"),
+    ("float(k_pool[where[u] * HEAD_DIM + at + i])", "float(uint8_t(k_pool[where[u] * HEAD_DIM + at + i]))"),
+]
+
+
 def faulty_case() -> Paged:
     """One in which block 0 is nobody's."""
     cases = (paged(WORK, 8, 2, 128, 16, seed=seed) for seed in range(1000))
@@ -188,6 +200,13 @@ def faulty_case() -> Paged:
 def test_a_fault_shows(old, new):
     """Without one of its masks, barriers or bounds the kernel must fail these very checks."""
     sound = Run(faulty_case(), "float32")
+    with pytest.raises((AssertionError, KernelError)):
+        sound.check(source=mutate(sound.launch, old, new))
+
+
+@pytest.mark.parametrize("old, new", SCALED_FAULTS)
+def test_a_fault_over_codes_shows(old, new):
+    sound = Run(faulty_case(), "float32", scaled=True)
     with pytest.raises((AssertionError, KernelError)):
         sound.check(source=mutate(sound.launch, old, new))
 

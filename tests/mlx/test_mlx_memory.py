@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from steps import Driver
 
-from bireme.backends.mlx import memory, rehearsal
+from bireme.backends.mlx import memory, rehearsal, step
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.runner import MlxBackend
 from bireme.backends.mlx.weights import MlxLoader
 from bireme.core.config import EngineConfig
 from bireme.models.checkpoint import open_checkpoint
+from bireme.models.config import ModelConfig
 
 GIB = 1 << 30
 
@@ -91,7 +93,7 @@ def test_the_numbers_are_printed(tiny, on_mlx, caplog):
     line, driver = printed(caplog, tiny, on_mlx, kv_cache_memory=1 << 20)
     assert line.startswith("memory: 0.00 GiB of weights") and "1,360 tokens" in line
     assert driver.backend.info.num_blocks == (1 << 20) // (16 * 768)
-    assert "0.25 GiB of work memory (derived)" in line, "on a CPU a step of 2,048 tokens is not run at load"
+    assert "0.27 GiB of work memory (derived)" in line, "on a CPU a step of 2,048 tokens is not run at load"
 
 
 def test_both_figures_are_printed_where_the_step_was_measured(tiny, on_mlx, caplog, monkeypatch):
@@ -149,10 +151,22 @@ def test_the_measured_step_bounds_every_other(tiny, on_mlx, monkeypatch, name, k
     random = np.random.default_rng(0)
     for params in (rehearsal.WIDEST, rehearsal.GREEDY):
         for sequences in (1, 3, 8):
-            step = rehearsal.batch(spans(random, 256, sequences), 16, params)
-            taken = extra(lambda step=step: driver.backend.submit(step).wait())
+            batch = rehearsal.batch(spans(random, 256, sequences), 16, params)
+            taken = extra(lambda batch=batch: driver.backend.submit(batch).wait())
             assert 0 < taken < measured[0] * memory.MEASURED_MARGIN
     assert len(measured) == 1
+
+
+def test_a_long_context_is_planned_for():
+    """Llama 3.1 8B over 131,072 tokens: sixteen queries gather all of a layer's keys and values, half a gigabyte."""
+    config = ModelConfig("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5)
+    whole, short = (memory.work_bytes(config, EngineConfig(max_model_len=most), 2) for most in (None, 4096))
+    gathered = 131072 * 2 * 8 * 128 * 2
+    assert whole - short > gathered - step.GROUP_ELEMENTS * 2 and gathered == 512 << 20
+    windowed = replace(config, windows=(4096,) * 32)
+    assert memory.work_bytes(windowed, EngineConfig(), 2) == short
+    int8 = memory.work_bytes(config, EngineConfig(kv_cache_dtype="int8"), 2)
+    assert gathered / 2 < int8 - whole < gathered, "codes lie beside what is made of them"
 
 
 def test_a_step_stays_within_its_work_memory(tiny, on_mlx):

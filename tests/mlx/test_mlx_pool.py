@@ -10,7 +10,11 @@ import pytest
 from bireme.backends.mlx import ops, step
 from bireme.backends.mlx.kv import KVPool
 from bireme.backends.mlx.library import mx
-from bireme.models.config import ModelConfig
+from bireme.backends.mlx.metal.attention import MOST_QUERIES, Geometry
+from bireme.backends.mlx.rehearsal import batch
+from bireme.backends.mlx.rope import RotaryTable
+from bireme.backends.mlx.step import MlxStep, PagedGroup
+from bireme.models.config import ModelConfig, RopeConfig
 
 POOL = 96 << 20  # bytes; far more than a step of a tiny model needs
 ONE_ARRAY = POOL // 6  # three layers, K and V
@@ -117,6 +121,27 @@ def test_a_long_prompt_has_a_bounded_workspace(tiny, on_mlx, monkeypatch):
     tiled = extra_bytes(lambda: driver.step([(track, 500)]))
     assert tiled < at_once / 2
     assert driver.generate([track], 4) == wanted
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_chunks_beside_paged_decodes_are_bounded_too(tiny, on_mlx, monkeypatch, window):
+    """On Metal: few queries go to the kernel that reads the pool, and what is left is gathered within the bound."""
+    monkeypatch.setattr(step, "GROUP_ELEMENTS", 1 << 16)
+    kv = on_mlx(tiny("llama").folder).backend._kv
+    kv.paged = Geometry(4, 2, 16, 16, "float32")
+    spans = [(1, 400), (MOST_QUERIES, 90), (MOST_QUERIES + 1, 200), (300, 500), (1, 1)]
+    groups = MlxStep.build(
+        batch(spans, 16), mx.zeros((8,), mx.int32), kv, RotaryTable(RopeConfig(1e4), 16), lambda: None
+    ).attention_groups(window, 4)
+    paged, *gathered = groups.parts
+    assert isinstance(paged, PagedGroup) and paged.paged.spans.tokens == 1 + MOST_QUERIES + 1
+    tokens = [each.tokens.stop - each.tokens.start for each in gathered]
+    assert sum(tokens) == MOST_QUERIES + 1 + 300 and max(tokens) < 300
+    for each, count in zip(gathered, tokens, strict=True):
+        keys = each.keys.slots.size
+        assert keys <= (500 if window is None else window + count)
+        assert count * 4 * keys <= step.GROUP_ELEMENTS, "scores"
+        assert keys * 2 * 2 * 16 <= step.GROUP_ELEMENTS, "keys and values"
 
 
 def test_close_gives_all_memory_back(tiny, on_mlx):
