@@ -6,7 +6,7 @@ for each sequence the engine takes a ``Matcher`` from it, tells it every token, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 #: A set bit per allowed token id, the lowest id in the lowest bit: int32 [ceil(vocab_size / 32)].
 Mask = NDArray[np.int32]
 
-GrammarKind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar"]
 
 
 class GrammarError(ValueError):
@@ -27,8 +27,10 @@ class GrammarSpec:
     """What a sequence's text must match, from its first character to its last."""
 
     kind: GrammarKind
-    text: str  # the schema or the list of choices as JSON, the expression, or the grammar's own text
-    field: str = "grammar"  # of a request's body that it came from: errors name it
+    text: str  # the schema or the list of choices as JSON, the expression, or a Lark or GBNF grammar's own text
+    before: str = ""  # Lark: what may stand before it, e.g. reasoning; its first rule is ``before``
+    instead: str = ""  # Lark: what may stand in its place, e.g. a call; its first rule is ``start``
+    field: str = field(default="grammar", compare=False)  # of a request's body, that errors about it name
 
 
 class Matcher(Protocol):

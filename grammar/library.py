@@ -15,12 +15,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.grammar import GrammarError, GrammarSpec, Mask, mask_width
+from .lark import JSON_OPTIONS
 from .vocabulary import TokenTable
 
-#: Between JSON's own signs: one space, or one line break with its indentation. A model that pads for ever is a known
-#: trap, so a run has an end.
-WHITESPACE = r"( |\r?\n[ \t]{0,40})"
-_JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": True}
 #: Characters of a reason that are passed on.
 _MAX_REASON = 400
 
@@ -76,15 +73,26 @@ def _no_end(table: TokenTable) -> int:
 def grammar_text(spec: GrammarSpec) -> str:
     """``spec`` as the library reads it. Raises ``GrammarError``; what is left to find comes with ``compile_text``."""
     try:
-        return _WRITERS[spec.kind](spec.text)
+        text = _WRITERS[spec.kind](spec.text)
+        return _composed(text, spec) if spec.before or spec.instead else text
     except MemoryError:
         raise
     except Exception as error:  # of the converter's own making: an IndexError at an unclosed bracket, say
         raise GrammarError(_reason(str(error) or type(error).__name__)) from None
 
 
+def _composed(text: str, spec: GrammarSpec) -> str:
+    """``text`` with what may stand before it or in its place."""
+    inner = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    inner[0]["name"] = "answer"
+    others = [{"name": "instead", "lark_grammar": spec.instead}] if spec.instead else []
+    body = "(@answer | @instead)" if spec.instead else "@answer"
+    whole = f"start: before {body}\n{spec.before}" if spec.before else f"start: {body}\n"
+    return json.dumps({"grammars": [{"name": "whole", "lark_grammar": whole}, *inner, *others]})
+
+
 def _schema(text: str) -> str:
-    overrides: Any = _JSON_OPTIONS
+    overrides: Any = dict(JSON_OPTIONS)
     return LLMatcher.grammar_from_json_schema(text, overrides=overrides)
 
 
@@ -96,8 +104,7 @@ _WRITERS: dict[str, Callable[[str], str]] = {
     "json_schema": _schema,
     "regex": LLMatcher.grammar_from_regex,
     "choice": _choice,
-    "lark": LLMatcher.grammar_from_lark,
-    "gbnf": lambda text: LLMatcher.grammar_from_lark(any_to_lark(text)),
+    "grammar": lambda text: LLMatcher.grammar_from_lark(any_to_lark(text)),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import signal
 import subprocess
@@ -17,14 +18,17 @@ import threading
 import time
 
 import msgspec
+import numpy as np
 
-from ..core.grammar import GrammarError, GrammarSpec
+from ..core.grammar import Grammar, GrammarError, GrammarSpec
 from .vocabulary import TokenTable
 
 #: Of the trial's thread. Threads that follow grammars have far more (``core/masks.py``): what passed here fits there.
 STACK_BYTES = 4 << 20
 #: Bytes that a trial may take beside what the process has from the start.
 MEMORY_BYTES = 1 << 30
+#: Tokens of a grammar that are followed.
+WALK = 8
 #: Seconds for the process to start.
 START_TIMEOUT = 60.0
 
@@ -139,6 +143,18 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
 
 
+def _walk(grammar: Grammar, vocab_size: int) -> None:
+    """Follow the grammar a few tokens at random: some become too large only then. Raises ``GrammarError``."""
+    rng, matcher, mask = random.Random(0), grammar.matcher(), grammar.first_mask.copy()
+    for _ in range(WALK):
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size])
+        if matcher.complete or matcher.accepting or not len(allowed):
+            return
+        matcher.accept(int(rng.choice(allowed)))
+        if not matcher.complete:
+            matcher.fill(mask)
+
+
 def _serve(seconds: int) -> None:
     from .library import LibraryGrammar, grammar_text, open_tokens
 
@@ -152,7 +168,7 @@ def _serve(seconds: int) -> None:
         signal.alarm(seconds)  # should nobody be left to end this process
         try:
             text = grammar_text(msgspec.msgpack.decode(data, type=GrammarSpec))
-            LibraryGrammar(tokens, text).matcher()
+            _walk(LibraryGrammar(tokens, text), tokens.vocab_size)
             verdict = Verdict(text)
         except GrammarError as error:
             verdict = Verdict(error=str(error))

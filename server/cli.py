@@ -65,10 +65,13 @@ def serve(
     max_stall_ms: options.MaxStallMs = ENGINE.max_stall_ms,
     max_queue: options.MaxQueue = ENGINE.max_queue,
     enable_prefix_caching: options.EnablePrefixCaching = ENGINE.enable_prefix_caching,
+    grammar_timeout_s: options.GrammarTimeoutS = ENGINE.grammar_timeout_s,
     watchdog_s: options.WatchdogS = ENGINE.watchdog_s,
     host: options.Host = SERVER.host,
     port: options.Port = SERVER.port,
     api_key: options.ApiKey = None,
+    max_schema_bytes: options.MaxSchemaBytes = SERVER.max_schema_bytes,
+    max_schema_depth: options.MaxSchemaDepth = SERVER.max_schema_depth,
     grace: options.Grace = SERVER.grace,
     log_level: options.LogLevel = "info",
 ) -> None:
@@ -87,6 +90,7 @@ def serve(
             max_stall_ms=max_stall_ms,
             max_queue=max_queue,
             enable_prefix_caching=enable_prefix_caching,
+            grammar_timeout_s=grammar_timeout_s,
             watchdog_s=watchdog_s,
         )
         spec = EngineSpec(model, device, config, cpu_precision, threads, mlx_weights)
@@ -100,6 +104,8 @@ def serve(
             generation_defaults,
             tool_parser,
             reasoning_parser,
+            max_schema_bytes=max_schema_bytes,
+            max_schema_depth=max_schema_depth,
             grace=grace,
             log_level=log_level,
         )

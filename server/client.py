@@ -78,7 +78,10 @@ class EngineClient:
             raise self.unavailable()
         if not self._streams:
             self._progress_at = time.monotonic()
-        stream = self._streams[request.request_id] = RequestStream(request.request_id, prompt_field, changed)
+        grammar = request.params.grammar
+        grammar_field = "" if grammar is None else grammar.field
+        stream = RequestStream(request.request_id, prompt_field, changed, grammar_field)
+        self._streams[request.request_id] = stream
         self._send(Add(request))
         return stream
 
@@ -217,7 +220,8 @@ class EngineClient:
                 stream.accept()
         for rejected in step.rejected:
             if stream := streams.pop(rejected.request_id, None):
-                stream.fail(from_rejection(rejected, stream.prompt_field))
+                about_grammar = rejected.code == "invalid_grammar"
+                stream.fail(from_rejection(rejected, stream.grammar_field if about_grammar else stream.prompt_field))
         for request_id, seconds in step.started:
             if stream := streams.get(request_id):
                 stream.queued = seconds
@@ -226,7 +230,13 @@ class EngineClient:
                 stream.put(output)
         if step.stats is not None:
             self.stats = step.stats
-        if step.outputs or not streams or (step.stats and step.stats.steps != self._steps):
+        if (
+            step.outputs
+            or step.accepted
+            or step.rejected
+            or not streams
+            or (step.stats and step.stats.steps != self._steps)
+        ):
             self._moved()
         if step.outputs:
             self._restarts.stepped(self._progress_at)

@@ -6,6 +6,7 @@ it ends when the HTTP process is gone, however it died, and this process ends wi
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,12 +23,15 @@ import zmq
 from ..backends.select import DeviceUnavailableError
 from ..core.engine import EngineDeadError
 from ..core.request import QueueFullError, Request, RequestRejectedError
-from .loading import find_loader
+from .grammar_queue import GrammarQueue
+from .loading import find_loader, load_grammars
 from .messages import Abort, Add, Died, FromEngine, LoadFailed, Loading, Ready, Rejected, Step, Stop, ToEngine, encode
 from .settings import EngineSpec
 
 if TYPE_CHECKING:
     from ..core.engine import Engine
+    from ..core.grammar import Grammar
+    from ..core.stats import EngineStats
 
 logger = logging.getLogger("bireme.engine")
 
@@ -49,9 +54,13 @@ class Boot(msgspec.Struct):
 class EngineLoop:
     """Takes messages, steps the engine, reports: until told to stop."""
 
-    def __init__(self, engine: Engine, channel: zmq.Socket[bytes]) -> None:
+    def __init__(self, engine: Engine, channel: zmq.Socket[bytes], grammars: GrammarQueue) -> None:
         self._engine = engine
         self._channel = channel
+        self._grammars = grammars
+        self._poller = zmq.Poller()
+        self._poller.register(channel, zmq.POLLIN)
+        self._poller.register(grammars.fileno(), zmq.POLLIN)
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
         self._report = Step()
         self._stats_due = 0.0
@@ -67,6 +76,7 @@ class EngineLoop:
                 self._stats_due = 0.0
             self._flush()
             self._receive(0 if busy else int(IDLE_HEARTBEAT * 1000))
+            self._queue_settled()
             if self._report.accepted or self._report.rejected:
                 self._flush()
             if self._engine.has_work():
@@ -91,8 +101,10 @@ class EngineLoop:
             self._report.started.append((request_id, now - self._unstarted.pop(request_id)))
 
     def _receive(self, timeout_ms: int) -> None:
-        if timeout_ms and not self._channel.poll(timeout_ms):
-            return
+        if timeout_ms:
+            if not self._poller.poll(timeout_ms):
+                return
+            self._grammars.drain()
         while True:
             try:
                 message = self._channel.recv(zmq.NOBLOCK)
@@ -104,34 +116,61 @@ class EngineLoop:
         if isinstance(message, Add):
             self._add(message.request)
         elif isinstance(message, Abort):
-            self._engine.abort(message.request_id, message.index)
+            if message.index is not None or not self._grammars.cancel(message.request_id):
+                self._engine.abort(message.request_id, message.index)
         elif isinstance(message, Stop):
             self._stopping = True
 
     def _add(self, request: Request) -> None:
+        """Queue a request; one that follows a grammar, once that is compiled. It counts as waiting until then."""
+        if request.params.grammar is None:
+            self._queue(request, None)
+        elif self._accepts(request, lambda: self._engine.review(request, len(self._grammars))):
+            self._grammars.add(request)
+
+    def _queue(self, request: Request, grammar: Grammar | None) -> None:
+        if self._accepts(request, lambda: self._engine.add(request, grammar)):
+            self._report.accepted.append(request.request_id)
+            self._unstarted[request.request_id] = time.monotonic()
+
+    def _queue_settled(self) -> None:
+        for one in self._grammars.take():
+            if one.error is None:
+                self._queue(one.request, one.grammar)
+            else:
+                self._report.rejected.append(Rejected(one.request.request_id, one.error, "invalid_grammar"))
+
+    def _accepts(self, request: Request, call: Callable[[], None]) -> bool:
+        """Whether ``call`` takes the request; a refusal is reported."""
         try:
-            self._engine.add(request)
+            call()
         except RequestRejectedError as error:
             self._report.rejected.append(Rejected(request.request_id, str(error), error.code))
         except QueueFullError as error:
             self._report.rejected.append(Rejected(request.request_id, str(error), "queue_full", error.retry_after))
         else:
-            self._report.accepted.append(request.request_id)
-            self._unstarted[request.request_id] = time.monotonic()
+            return True
+        return False
 
     def _flush(self) -> None:
         """Send what happened, with statistics now and then; an idle engine sends them as its sign of life."""
         report, now = self._report, time.monotonic()
         if now >= self._stats_due:
-            report.stats = self._engine.stats()
+            report.stats = self._stats()
             self._stats_due = now + (STATS_EVERY if self._engine.has_work() else IDLE_HEARTBEAT)
         if report.outputs or report.accepted or report.rejected or report.stats:
             self._channel.send(encode(report))
             self._report = Step()
 
+    def _stats(self) -> EngineStats:
+        """The engine's; who waits for a grammar waits."""
+        stats, compiling = self._engine.stats(), len(self._grammars)
+        return dataclasses.replace(stats, waiting=stats.waiting + compiling) if compiling else stats
 
-def load(boot: Boot, channel: zmq.Socket[bytes]) -> Engine | None:
-    """Build the engine, reporting progress. A failure is reported as one line and gives None."""
+
+def load(boot: Boot, channel: zmq.Socket[bytes]) -> tuple[Engine, GrammarQueue] | None:
+    """Build the engine and what compiles grammars for it, reporting progress. A failure is reported as one line and
+    gives None."""
     last = 0.0
 
     def progress(done: int, total: int) -> None:
@@ -147,8 +186,9 @@ def load(boot: Boot, channel: zmq.Socket[bytes]) -> Engine | None:
             logger.exception("loading failed")
         send(channel, LoadFailed(str(error) or type(error).__name__))
         return None
+    grammars = GrammarQueue(*load_grammars(boot.spec, engine.backend.info))
     send(channel, Ready(engine.backend.info, engine.config))
-    return engine
+    return engine, grammars
 
 
 def send(channel: zmq.Socket[bytes], message: FromEngine) -> None:
@@ -188,21 +228,22 @@ def main() -> None:
     channel: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     channel.set_hwm(0)
     channel.connect(boot.address)
-    engine = load(boot, channel)
-    code = 1 if engine is None else run(engine, channel)
+    loaded = load(boot, channel)
+    code = 1 if loaded is None else run(*loaded, channel)
     channel.close(linger=1000)
     context.term()  # waits until what was sent is out
     sys.stderr.flush()
     os._exit(code)  # the device is closed; tearing down every loaded library would only take time
 
 
-def run(engine: Engine, channel: zmq.Socket[bytes]) -> int:
+def run(engine: Engine, grammars: GrammarQueue, channel: zmq.Socket[bytes]) -> int:
     """Serve until told to stop; returns the process's exit code."""
     try:
-        EngineLoop(engine, channel).run()
+        EngineLoop(engine, channel, grammars).run()
     except EngineDeadError:
         return 1  # logged by the engine, with its cause
     finally:
+        grammars.close()
         engine.close()
     return 0
 

@@ -90,6 +90,8 @@ class Generation:
     async def accepted(self, timeout: float | None) -> None:
         """Wait at most ``timeout`` seconds for the engine's answer. Raises its refusal (``ApiError``)."""
         assert self._stream is not None
+        if self.request.params.grammar is not None:
+            timeout = None  # compiling has its own limit, and an answer that can't be kept to its form never begins
         try:
             await self._stream.wait_accepted(timeout)
         except ApiError as error:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, cast
 from .settings import EngineSpec
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend
+    from ..backends.base import Backend, BackendInfo
     from ..core.engine import Engine
+    from ..grammar.compiler import GrammarCompiler
 
 logger = logging.getLogger("bireme.engine")
 
@@ -50,6 +51,24 @@ def _real(spec: EngineSpec, progress: Progress) -> Backend:
     if device == "cpu" and options.cpu_precision == "fast":
         announce_compiling()
     return load_backend(device, open_checkpoint(spec.model), spec.config, options, progress)
+
+
+def load_grammars(spec: EngineSpec, info: BackendInfo) -> tuple[GrammarCompiler | None, str]:
+    """What compiles grammars for the model's tokens; None, with the reason, where nothing can."""
+    from ..core.grammar import GrammarError
+    from ..grammar.compiler import GrammarCompiler
+    from ..models.checkpoint import open_checkpoint
+    from ..models.tokenizer import Tokenizer
+
+    try:
+        checkpoint = open_checkpoint(spec.model)
+        tokenizer = Tokenizer.from_files(checkpoint.tokenizer, info.vocab_size)
+        checkpoint.close()
+        config = spec.config
+        return GrammarCompiler.of(tokenizer, info.end_ids, config.grammar_timeout_s, config.grammar_cache), ""
+    except (GrammarError, ValueError, OSError, ImportError) as error:
+        logger.warning("answers can't be held to schemas or grammars: %s", error)
+        return None, str(error)
 
 
 def announce_compiling() -> None:

@@ -46,6 +46,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    grammar: str | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -123,13 +130,3 @@ def wants_usage(options: StreamOptions | None) -> tuple[bool, bool]:
     if options is None:
         return False, False
     return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
-
-
-def reject_text_only(request: GenerationRequest) -> None:
-    """Refuse output constraints that are not enforced: unconstrained text must never pass for constrained."""
-    kind = (request.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise bad_request(
-            f"response_format of type {kind!r} is not supported by this server yet; use 'text' or leave it out.",
-            "response_format",
-        )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.grammar import GrammarSpec
 from ..core.request import MAX_LOGPROBS, SamplingParams
 from .errors import bad_request
 from .openai_types import GenerationRequest
@@ -52,6 +53,7 @@ def sampling_params(
     defaults: Mapping[str, Any],
     vocab_size: int,
     n: int | None = None,
+    grammar: GrammarSpec | None = None,
 ) -> SamplingParams:
     """Sampling parameters of a body. ``defaults`` fill only fields that were left out; ``n`` overrides the body's.
 
@@ -72,6 +74,7 @@ def sampling_params(
             logit_bias=logit_bias(request.logit_bias, vocab_size),
             stop_token_ids=token_ids(request.stop_token_ids or [], vocab_size, "stop_token_ids"),
             logprobs=logprobs,
+            grammar=grammar,
             **values,
         )
     except ValueError as error:

@@ -41,6 +41,8 @@ class ServerSettings:
     keep_alive: float = 10.0  # a silent stream gets a comment line so often
     accept_wait: float = 2.0  # a stream's headers go out after so long even if the engine has not answered yet
     max_body: int = 32 * 1024 * 1024
+    max_schema_bytes: int = 256 * 1024  # of a JSON schema, expression or grammar
+    max_schema_depth: int = 64  # of a schema's objects and arrays in each other
     max_restarts: int = 5  # engine restarts in a row before the server gives up
     restart_delay: float = 0.5  # before the first restart; doubles each time, up to 30
     stats_interval: float = 10.0

@@ -20,6 +20,7 @@ from .params import TextRules
 from .parsers.choose import ParserChoice, choose
 from .parsers.tools import Tools
 from .settings import ServerSettings
+from .structured import SchemaLimits
 
 
 @dataclass(slots=True)
@@ -85,6 +86,10 @@ class ServerState:
         """Raises ``ApiError`` 400 ``context_length_exceeded`` when the prompt leaves no room for one token."""
         if prompt >= self.max_model_len:
             raise context_exceeded(self.max_model_len, prompt, param)
+
+    @property
+    def schema_limits(self) -> SchemaLimits:
+        return SchemaLimits(self.settings.max_schema_bytes, self.settings.max_schema_depth)
 
     def generation(
         self,

@@ -11,9 +11,10 @@ from .errors import ApiError
 class RequestStream:
     """Outputs of one request. Delivery never blocks: a slow reader finds several outputs at once."""
 
-    def __init__(self, request_id: str, prompt_field: str, changed: asyncio.Event) -> None:
+    def __init__(self, request_id: str, prompt_field: str, changed: asyncio.Event, grammar_field: str = "") -> None:
         self.request_id = request_id
         self.prompt_field = prompt_field  # of the body; errors about the prompt name it
+        self.grammar_field = grammar_field  # errors about what the answer must match name it
         self._outputs: list[SequenceOutput] = []
         self._changed = changed  # the reader's; one reader may have several streams
         self._accepted = False

@@ -12,7 +12,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...core.grammar import GrammarSpec
 from ...core.request import MAX_LOGPROBS
+from ..chat_grammar import chat_grammar
 from ..chat_message import deltas, finish_reason, message
 from ..chunks import ChunkWriter, stream_chunks
 from ..errors import bad_request
@@ -20,7 +22,7 @@ from ..fold import read_all
 from ..frontend import Frontend, text_size, without_billing_line
 from ..generation import GenerationGroup, Piece, ScoredToken
 from ..logprobs import chat_logprobs
-from ..openai_types import ChatRequest, parse, reject_text_only
+from ..openai_types import ChatRequest, parse
 from ..params import budget, sampling_params, text_rules
 from ..reply import ReplyReader, WholeReply
 from ..schema import json_body
@@ -71,8 +73,10 @@ async def chat_completions(http: Request) -> Response:
     top_logprobs = _wanted_logprobs(body)
     use = tool_use(body)
     prompt_ids = await render(frontend, body, use)
-    group = _group(state, http, body, prompt_ids, use, top_logprobs)
-    readers = _readers(state, frontend, prompt_ids, use, body.n or 1)
+    prompt_end = frontend.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
+    grammar = chat_grammar(body, use, state.parsers, frontend.tokenizer, prompt_end, state.schema_limits)
+    group = _group(state, http, body, prompt_ids, use, top_logprobs, grammar)
+    readers = _readers(state, prompt_end, use, body.n or 1)
     answer = ChatAnswer(group, readers, frontend, model, top_logprobs, use.legacy)
     if body.stream:
         await until_gone(http.receive, answer.group.start(state.settings.accept_wait))
@@ -88,11 +92,8 @@ def _group(
     prompt_ids: tuple[int, ...],
     use: ToolUse,
     top_logprobs: int | None,
+    grammar: GrammarSpec | None,
 ) -> GenerationGroup:
-    reject_text_only(body)
-    if use.forced:
-        name = "function_call" if use.legacy else "tool_choice"
-        raise bad_request(f"{name} can be 'none' or 'auto' on this server; a call can't be forced yet.", name)
     state.check_length(len(prompt_ids), "messages")
     by_new_name = body.max_completion_tokens is not None
     asked, name = (
@@ -104,16 +105,14 @@ def _group(
         logprobs=top_logprobs,
         defaults=state.defaults,
         vocab_size=state.vocab_size,
+        grammar=grammar,
     )
     rules = text_rules(body, state.kept_specials(use.tools))
     return GenerationGroup([state.generation(http, body, prompt_ids, params, rules)])
 
 
-def _readers(
-    state: ServerState, frontend: Frontend, prompt_ids: tuple[int, ...], use: ToolUse, count: int
-) -> list[ReplyReader]:
+def _readers(state: ServerState, prompt_end: str, use: ToolUse, count: int) -> list[ReplyReader]:
     parsers = state.parsers
-    prompt_end = frontend.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
     return [
         ReplyReader(parsers.parser(use.tools, prompt_end), parsers.new_call_id, single=use.single) for _ in range(count)
     ]

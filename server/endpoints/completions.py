@@ -18,12 +18,13 @@ from ..fold import WholeChoice, whole_choices
 from ..frontend import Frontend
 from ..generation import GenerationGroup, Piece, ScoredToken
 from ..logprobs import completion_logprobs
-from ..openai_types import CompletionRequest, parse, reject_text_only
+from ..openai_types import CompletionRequest, parse
 from ..params import budget, sampling_params, text_rules
 from ..prompts import Prompt, read_prompts
 from ..schema import json_body
 from ..sse import EventStream, until_gone
 from ..state import ServerState, new_id, request_id_of, state_of
+from ..structured import grammar_of
 from ..usage import usage_of
 
 router = APIRouter()
@@ -86,7 +87,6 @@ async def completions(http: Request) -> Response:
 
 def _check(body: CompletionRequest) -> None:
     """Refuse what would otherwise be ignored."""
-    reject_text_only(body)
     if body.suffix:
         raise bad_request("suffix is not supported: this server's models write forward only.", "suffix")
     if body.echo and body.logprobs is not None:
@@ -107,6 +107,7 @@ def _group(state: ServerState, http: Request, body: CompletionRequest, prompts: 
     """The generations; none for ``max_tokens`` 0, which only echoes."""
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     rules = text_rules(body)
+    grammar = grammar_of(body, state.schema_limits)
     generations = []
     for prompt in prompts:
         state.check_length(len(prompt.ids), "prompt")
@@ -119,6 +120,7 @@ def _group(state: ServerState, http: Request, body: CompletionRequest, prompts: 
             defaults=state.defaults,
             vocab_size=state.vocab_size,
             n=_best_of(body),
+            grammar=grammar,
         )
         generations.append(state.generation(http, body, prompt.ids, params, rules))
     return GenerationGroup(generations, dry=asked == 0)

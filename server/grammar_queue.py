@@ -1,0 +1,96 @@
+"""Requests whose grammars are being compiled: they wait here, outside the engine's queue, and hold nobody up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..core.grammar import Grammar, GrammarError, GrammarSpec
+from ..core.request import Request
+from ..grammar.compiler import Compiled, GrammarCompiler
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A request whose grammar is there, or can't be had: then ``error`` says why."""
+
+    request: Request
+    grammar: Grammar | None
+    error: str | None = None
+
+
+class GrammarQueue:
+    """Used from the engine's thread. ``fileno`` becomes readable when some grammar is settled."""
+
+    def __init__(self, compiler: GrammarCompiler | None, problem: str = "") -> None:
+        """``problem``: why there is no compiler, and no grammar can be followed."""
+        self._compiler = compiler
+        self._problem = problem
+        self._waiting: dict[str, tuple[Request, Compiled]] = {}
+        self._wakes, self._wake = os.pipe()
+        os.set_blocking(self._wakes, False)
+        os.set_blocking(self._wake, False)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def fileno(self) -> int:
+        return self._wakes
+
+    def add(self, request: Request) -> None:
+        """Have the request's grammar compiled, or find it."""
+        assert request.params.grammar is not None
+        future = self._submit(request.params.grammar)
+        self._waiting[request.request_id] = (request, future)
+        future.add_done_callback(lambda _: self._signal())
+
+    def cancel(self, request_id: str) -> bool:
+        """Nobody waits for this request any more; false when it is not here."""
+        entry = self._waiting.pop(request_id, None)
+        if entry is None:
+            return False
+        if not any(future is entry[1] for _, future in self._waiting.values()):
+            entry[1].cancel()  # unless it is being worked on
+        return True
+
+    def take(self) -> list[Settled]:
+        """What is settled, in the order in which it came."""
+        if not self._waiting:
+            return []
+        done = [entry for entry in self._waiting.values() if entry[1].done()]
+        for request, _ in done:
+            del self._waiting[request.request_id]
+        return [_settled(request, future) for request, future in done]
+
+    def drain(self) -> None:
+        """Forget that something was settled, until something is again."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wakes, 4096):
+                pass
+
+    def close(self) -> None:
+        """Give up what waits; end the compiler."""
+        self._waiting.clear()
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def _submit(self, spec: GrammarSpec) -> Compiled:
+        if self._compiler is not None:
+            return self._compiler.submit(spec)
+        refused: Compiled = Future()
+        refused.set_exception(GrammarError(self._problem))
+        return refused
+
+    def _signal(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._wake, b"\0")
+
+
+def _settled(request: Request, future: Compiled) -> Settled:
+    try:
+        return Settled(request, future.result(timeout=0))
+    except GrammarError as error:
+        assert request.params.grammar is not None
+        return Settled(request, None, f"{request.params.grammar.field} can't be kept to: {error}")
