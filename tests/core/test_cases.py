@@ -29,6 +29,7 @@ def simulation(num_blocks: int = 64, depth: int = 2, max_len: int = 4096, **conf
 
 
 def test_a_request_that_can_never_fit_is_refused_with_numbers_and_blocks_nobody() -> None:
+    """C01"""
     sim = simulation(num_blocks=8)
     with pytest.raises(RequestRejectedError, match=r"200 tokens.*holds 128 tokens") as caught:
         sim.add(prompt(200))
@@ -84,6 +85,7 @@ def test_bad_input_is_refused_by_name(request_: Request, code: str) -> None:
 
 @DEPTHS
 def test_two_that_outgrow_the_pool_together_both_finish(depth: int) -> None:
+    """C02"""
     sim = simulation(num_blocks=8, depth=depth)
     for seed in range(2):
         sim.add(prompt(60, seed), greedy(60))
@@ -95,6 +97,7 @@ def test_two_that_outgrow_the_pool_together_both_finish(depth: int) -> None:
 @DEPTHS
 @pytest.mark.parametrize("caching", [True, False])
 def test_the_preempted_find_their_own_blocks(depth: int, caching: bool) -> None:
+    """C08"""
     sim = simulation(num_blocks=10, depth=depth, max_num_seqs=16, enable_prefix_caching=caching)
     for seed in range(16):
         sim.add(prompt(20 + seed, seed), greedy(40))
@@ -105,6 +108,7 @@ def test_the_preempted_find_their_own_blocks(depth: int, caching: bool) -> None:
 @pytest.mark.parametrize("limit", [16, 2048])
 @pytest.mark.parametrize("length", [1, 2, 3, 15, 16, 17, 32, 33])
 def test_a_whole_cached_prompt_still_computes_one_token(length: int, limit: int, depth: int) -> None:
+    """C04"""
     sim = simulation(depth=depth, max_num_seqs=4, max_num_batched_tokens=limit)
     cached = []
     for _ in range(3):
@@ -115,6 +119,7 @@ def test_a_whole_cached_prompt_still_computes_one_token(length: int, limit: int,
 
 
 def test_a_reused_block_is_not_found_under_its_old_contents() -> None:
+    """C05"""
     sim = simulation(num_blocks=4)
     for seed in (1, 2, 3, 4, 1):
         request = sim.add(prompt(31, seed), greedy(2))
@@ -123,6 +128,7 @@ def test_a_reused_block_is_not_found_under_its_old_contents() -> None:
 
 
 def test_salts_are_not_shared() -> None:
+    """C10"""
     sim = simulation()
     hits = []
     for salt in ("a", "b", "", "a"):
@@ -133,6 +139,7 @@ def test_salts_are_not_shared() -> None:
 
 
 def test_an_idle_engine_shows_a_cache_and_no_leak() -> None:
+    """C12"""
     sim = simulation()
     for seed in range(50):
         sim.add(prompt(20, seed), greedy(3))
@@ -142,6 +149,7 @@ def test_an_idle_engine_shows_a_cache_and_no_leak() -> None:
 
 @DEPTHS
 def test_streams_keep_flowing_beside_long_prompts(depth: int) -> None:
+    """C15"""
     options = SimOptions(num_blocks=200, max_in_flight=depth, max_model_len=8192)
     sim = Simulation(options, EngineConfig(max_stall_ms=60.0))
     stream = sim.add(prompt(5), greedy(150))
@@ -201,6 +209,7 @@ def test_prompts_get_a_share_even_when_decodes_alone_pass_the_bound() -> None:
 
 
 def test_one_sequence_with_nan_fails_alone() -> None:
+    """C20"""
     options = SimOptions(nan_token=4)
     sim = Simulation(options)
     good = [sim.add(prompt(20, seed), greedy(20)) for seed in range(3)]
@@ -215,6 +224,7 @@ def test_one_sequence_with_nan_fails_alone() -> None:
 
 
 def test_a_seed_gives_the_same_tokens_in_any_company() -> None:
+    """C21"""
     def tokens(company: list[int | None], last: bool) -> list[int]:
         sim = simulation()
         others = [SamplingParams(max_tokens=12, seed=seed) for seed in company]
@@ -272,6 +282,7 @@ def test_a_sibling_does_not_fork_from_a_leader_whose_own_copy_is_still_to_come()
 
 @DEPTHS
 def test_stored_blocks_are_never_written_again(depth: int) -> None:
+    """C23"""
     sim = simulation(depth=depth)
     a = prompt(40)
     sim.add(a, greedy(10))
@@ -298,6 +309,7 @@ def test_a_conversation_goes_on_from_its_last_token() -> None:
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
 def test_chunks_of_any_size_equal_one_shot(chunk: int, caching: bool, depth: int) -> None:
+    """C28"""
     sim = simulation(depth=depth, max_num_seqs=1, max_num_batched_tokens=chunk, enable_prefix_caching=caching)
     for length in (1, 6, 7, 15, 16, 17, 31, 33, 64, 70):
         sim.add(prompt(length, length), greedy(3))
@@ -320,6 +332,7 @@ def test_an_abort_in_mid_prompt_publishes_only_what_was_computed(depth: int) -> 
 
 @pytest.mark.parametrize("length", [10, 100, 1000])
 def test_cached_and_computed_make_up_the_prompt(length: int) -> None:
+    """C29"""
     sim = simulation(num_blocks=200)
     for round_ in range(3):
         request = sim.add(prompt(length), greedy(2))

@@ -38,6 +38,7 @@ CUTS = st.lists(st.integers(0, 60), max_size=8)
 def test_pieces_joined_are_the_full_decode(
     byte_level: TextModel, spm: TextModel, ids: list[int], places: list[int], skip: bool
 ) -> None:
+    """A22"""
     for tokenizer in (byte_level.tokenizer, spm.tokenizer):
         whole = tokenizer.decode(ids, skip_special_tokens=skip, continues=True)
         output = OutputText(tokenizer, skip_special_tokens=skip)
@@ -106,6 +107,7 @@ class Counting:
 
 @pytest.mark.parametrize("context_free", [True, False])
 def test_detokenising_is_linear(byte_level: TextModel, context_free: bool) -> None:
+    """A21"""
     asked = []
     for length in (1000, 8000):
         counting = Counting(byte_level.tokenizer, context_free=context_free)
@@ -137,6 +139,7 @@ DECODERS = {
 @settings(max_examples=60, deadline=None)
 @given(numbers=st.lists(st.integers(0, 50), max_size=200), places=CUTS)
 def test_decoders_that_look_around_give_the_full_decode_too(name: str, numbers: list[int], places: list[int]) -> None:
+    """A22"""
     decoder, words = DECODERS[name]
     tokenizer = library_tokenizer(decoder, words)
     ids = [number % len(words) for number in numbers]

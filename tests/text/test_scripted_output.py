@@ -41,6 +41,7 @@ def test_a_character_never_completed_is_replaced_at_the_end_only(byte_level: Tex
 
 @pytest.mark.parametrize("key", ["0", "1", "2"])
 def test_sentencepiece_output_keeps_its_leading_space_and_joins_bytes(spm: TextModel, key: str) -> None:
+    """A07"""
     trigger = scripted.SPM_TRIGGERS[key]
     vocabulary = gguf.GGUFReader(scripted.SCRIPTED_SPM).fields["tokenizer.ggml.tokens"].contents()
     tokens = tuple(vocabulary.index(token) for token in trigger["tokens"])

@@ -48,6 +48,7 @@ def test_a_missing_or_default_name_loads_with_one_warning(pre: str | None) -> No
 
 
 def test_an_unknown_name_is_refused_by_name(tmp_path: Path) -> None:
+    """A18"""
     checkpoint = open_checkpoint(scripted.variant(tmp_path, "pre_made_up"))
     with pytest.raises(CheckpointError, match=r"'made-up-pre'.*Known: .*llama-bpe"):
         TextModel.from_files(checkpoint.tokenizer, checkpoint.config.vocab_size)
@@ -56,6 +57,7 @@ def test_an_unknown_name_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pre_none", "pre_default"])
 def test_such_files_load(variant: Callable[[str], TextModel], name: str) -> None:
+    """A18"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert variant(name).prompt_ids("x4") == (120, 52)
