@@ -225,6 +225,7 @@ def test_one_sequence_with_nan_fails_alone() -> None:
 
 def test_a_seed_gives_the_same_tokens_in_any_company() -> None:
     """C21"""
+
     def tokens(company: list[int | None], last: bool) -> list[int]:
         sim = simulation()
         others = [SamplingParams(max_tokens=12, seed=seed) for seed in company]
