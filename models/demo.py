@@ -29,7 +29,7 @@ _PIP_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _PIP_WITH_RAW = (24, 1)
 
 
-class DemoModelError(RuntimeError):
+class DemoModelError(OSError):
     """The demo model could not be had; the message says why and what to do."""
 
 
