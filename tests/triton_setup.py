@@ -114,11 +114,13 @@ def close(found: torch.Tensor, wanted: torch.Tensor, scale: float = 1.0) -> None
     )
 
 
-def check_product(found: torch.Tensor, x: torch.Tensor, values: np.ndarray, bias: torch.Tensor | None) -> None:
-    """``found`` is ``x`` times ``values`` transposed, within two roundings of the sums' size."""
+def check_product(
+    found: torch.Tensor, x: torch.Tensor, values: np.ndarray, bias: torch.Tensor | None, roundings: int = 1
+) -> None:
+    """``found`` is ``x`` times ``values`` transposed, within so many roundings of the sums' size."""
     wanted = x.double().numpy() @ values.astype(np.float64).T
     if bias is not None:
         wanted += bias.double().numpy()
     size = np.abs(x.double().numpy()) @ np.abs(values.astype(np.float64)).T
     step = torch.finfo(found.dtype).eps
-    assert (np.abs(found.double().numpy() - wanted) <= 2 * step * (size + np.abs(wanted))).all()
+    assert (np.abs(found.double().numpy() - wanted) <= roundings * step * (size + np.abs(wanted))).all()
