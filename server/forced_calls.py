@@ -12,6 +12,7 @@ from ..core.grammar import GrammarSpec
 from ..grammar.lark import TERMINALS, ControlIds, json_value, literal, until
 from .parsers import harmony, mistral
 from .parsers.formats import TOOL_FORMATS
+from .parsers.gemma_calls import FUNCTION_GEMMA, GEMMA_4
 from .parsers.sections import DEEPSEEK, KIMI, SectionMarks
 from .parsers.tools import Tools
 
@@ -85,6 +86,8 @@ _SHAPES: dict[str, CallShape] = {
         f"<tool_call>\n<function={NAME}>\n{ARGUMENTS}</function>\n</tool_call>", separator="\n", arguments=_qwen_tags
     ),
     "mistral": CallShape(_object(), f"{mistral.OPENING}[", ", ", "]"),
+    "functiongemma": CallShape(f"{FUNCTION_GEMMA.opening}{_object()}{FUNCTION_GEMMA.closing}"),
+    "gemma4": CallShape(f"{GEMMA_4.opening}{_object()}{GEMMA_4.closing}"),
     "hermes": CallShape(f"<tool_call>\n{_object()}\n</tool_call>", separator="\n"),
     "phi4": CallShape(_object(), "<|tool_call|>[", ", ", "]<|/tool_call|>"),
     "llama3": CallShape(_object("parameters"), separator="; "),
