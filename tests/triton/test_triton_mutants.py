@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from triton_mutants import mutant
 from triton_setup import CPU, block_weight, close, reference_ops
 
 pytest.importorskip("triton", reason="Triton is not installed: it exists for Linux only")
@@ -118,21 +115,6 @@ MUTANTS: list[tuple[str, str, str, str, Callable[[], None]]] = [
     ("quantized", "matrix_kernel", "keep = valid[:, None] & ", "keep = ", product_is_right),
     ("quantized", "matrix_kernel", "total = tl.dot(b.to", "_ = tl.dot(b.to", product_is_right),
 ]
-
-
-def mutant(module: str, old: str, new: str, folder: Path) -> Any:
-    """The kernel module with ``old`` replaced."""
-    source = Path(importlib.import_module(f"bireme.backends.cuda.kernels.{module}").__file__ or "").read_text()
-    assert source.count(old) == 1, f"{module} has {source.count(old)} of {old!r}"
-    file = folder / f"{module}.py"
-    file.write_text(source.replace(old, new))
-    name = f"bireme.backends.cuda.kernels.mutant_{module}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    spec.loader.exec_module(made)
-    return made
 
 
 @pytest.mark.parametrize("check", sorted({m[4] for m in MUTANTS}, key=lambda f: f.__name__))
