@@ -41,6 +41,8 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
         ["one", "org/two"],
     ),
     "--generation-defaults": (["--no-generation-defaults"], ("server", "generation_defaults"), {}),
+    "--tool-parser": (["--tool-parser", "glm45"], ("server", "tool_parser"), "glm"),
+    "--reasoning-parser": (["--reasoning-parser", "think"], ("server", "reasoning_parser"), "think"),
     "--api-key": (["--api-key", "k1", "--api-key", "k2"], ("server", "api_key"), True),
     "--grace": (["--grace", "2.5"], ("server", "grace"), 2.5),
 }
