@@ -125,6 +125,8 @@ class Engine:
             EngineDeadError: the engine has failed.
         """
         self.review(request)
+        if request.params.grammar is not None and grammar is None:
+            raise RequestRejectedError("the request's grammar was not compiled, so it can't be followed", "no_grammar")
         account = self.scheduler.fairness.account(request.user)
         try:
             group = make_group(request, self.limits, account, self._order, self._rng, grammar)
