@@ -405,6 +405,40 @@ def test_tools_for_a_template_without_them(server: Any) -> None:
     assert whole(answer)["content"] == scripted.TRIGGERS["A"].text
 
 
+#: Tools that leave little to choose: a model that knows nothing never ends a free text.
+CLOSED = [
+    {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "additionalProperties": False, **of}},
+    }
+    for name, of in (
+        ("get_weather", {"properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}),
+        ("get_time", {"properties": {}}),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"get_weather", "get_time"}),
+        ({"type": "function", "function": {"name": "get_weather"}}, {"get_weather"}),
+        ({"type": "function", "function": {"name": "get_time"}}, {"get_time"}),
+    ],
+)
+@pytest.mark.parametrize("key", ["0", "8"])
+def test_a_call_can_be_demanded(server: Any, key: str, choice: Any, names: set[str]) -> None:
+    """B06: whether the model would have called or not; whole and streamed alike, and the end is 'tool_calls'."""
+    request = chat(key, tools=CLOSED, tool_choice=choice, parallel_tool_calls=False)
+    found = whole(server.post("/v1/chat/completions", request))
+    streamed = joined(server.post("/v1/chat/completions", {**request, "stream": True}))
+    for one in (found, streamed):
+        ((name, arguments),) = parsed(one)
+        assert name in names and isinstance(arguments, dict) and one["finish"] == "tool_calls"
+        assert one["content"] == "" and (name == "get_time" or arguments["city"] in ("Paris", "Oslo"))
+    assert streamed["calls"] == found["calls"]
+
+
 def test_a_single_call_ends_the_engines_work_too(server: Any) -> None:
     request = chat("9", tools=TOOLS, parallel_tool_calls=False)
     assert parsed(whole(server.post("/v1/chat/completions", request))) == [("get_weather", {"city": "Oslo"})]
