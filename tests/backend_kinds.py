@@ -13,6 +13,7 @@ from bireme.backends.base import Backend
 from bireme.backends.options import BackendOptions
 from bireme.backends.select import load_backend
 from bireme.core.config import EngineConfig
+from bireme.core.step import StepMasks
 from bireme.models.checkpoint import open_checkpoint
 
 MLX_MISSING = importlib.util.find_spec("mlx") is None
@@ -52,7 +53,7 @@ def new_sampler(device: str, rows: int, vocab: int) -> Any:
     return TorchSampler(rows, vocab, torch.device("cpu"))
 
 
-def draw(sampler: Any, logits: Any, rows: Any, positions: Any) -> Any:
+def draw(sampler: Any, logits: Any, rows: Any, positions: Any, masks: StepMasks | None = None) -> Any:
     """What ``sampler.sample`` gives, its arrays as NumPy's."""
     given = np.array(logits, np.float32)
     if type(sampler).__module__.endswith("mlx.sampler"):
@@ -63,7 +64,7 @@ def draw(sampler: Any, logits: Any, rows: Any, positions: Any) -> Any:
         import torch
 
         array = torch.from_numpy(given)
-    sampled = sampler.sample(array, np.array(rows, np.int32), np.array(positions, np.int64))
+    sampled = sampler.sample(array, np.array(rows, np.int32), np.array(positions, np.int64), masks)
     found = sampled.logprobs
     if found is not None:
         on_host = (host(array) for array in (found.chosen, found.top_ids, found.top_logprobs))
