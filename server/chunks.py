@@ -55,7 +55,9 @@ async def stream_chunks(
             yield first
         async with contextlib.aclosing(group.pieces()) as batches:
             async for pieces in batches:
-                yield b"".join([writer.choice(choice) for piece in pieces for choice in choices(piece)])
+                told = b"".join([writer.choice(choice) for piece in pieces for choice in choices(piece)])
+                if told:  # text may be held back, and then the stream is silent
+                    yield told
         yield writer.usage() + DONE if writer.with_usage else DONE
     except ApiError as error:
         logger.warning("request %s failed in its stream: %s", request_id, error.message)

@@ -24,40 +24,49 @@ class ToolUse:
     legacy: bool = False  # asked for as ``functions``, so answered as ``function_call``
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What was said of calling."""
+
+    mode: str = "auto"  # none, auto or required
+    names: tuple[str, ...] = ()  # the tools it is narrowed to; (): all
+    one: bool = False  # a single call was named
+
+
 def tool_use(body: ChatRequest) -> ToolUse:
     """Raises ``ApiError`` 400 naming the field."""
     legacy = not body.tools and bool(body.functions)
-    field = "functions" if legacy else "tools"
+    field, choice_field = ("functions", "function_call") if legacy else ("tools", "tool_choice")
+    if not legacy and body.function_call not in (None, "none", "auto"):
+        raise bad_request("function_call goes with functions; use tool_choice with tools.", "function_call")
     given = [{"type": "function", "function": one} for one in body.functions or ()] if legacy else body.tools or []
+    if len(given) > MAX_TOOLS:
+        raise bad_request(f"{field} has {len(given)} entries; at most {MAX_TOOLS}", field)
     tools = [_tool(tool, f"{field}[{index}]", field) for index, tool in enumerate(given)]
-    if len(tools) > MAX_TOOLS:
-        raise bad_request(f"{field} has {len(tools)} entries; at most {MAX_TOOLS}", field)
-    choice, choice_field = (body.function_call, "function_call") if legacy else (body.tool_choice, "tool_choice")
-    mode, names = _choice(choice, choice_field)
+    choice = _choice(body.function_call if legacy else body.tool_choice, choice_field)
     allowed = Tools.of(tools)
-    for name in names or ():
+    for name in choice.names:
         if name not in allowed:
             known = ", ".join(allowed.parameters) or "none"
             raise bad_request(f"{choice_field} names {name!r}, which is not among the {field} ({known}).", choice_field)
-    if mode == "required" and not tools:
+    if choice.mode == "required" and not tools:
         raise bad_request(f"{choice_field} demands a call, but no {field} are offered.", choice_field)
-    if mode == "none" or not tools:
+    if choice.mode == "none" or not tools:
         return ToolUse(legacy=legacy)
-    if names:
-        allowed = Tools({name: allowed.parameters[name] for name in names})
-    single = legacy or body.parallel_tool_calls is False
-    return ToolUse(tuple(tools), allowed, mode == "required", single, legacy)
+    if choice.names:
+        allowed = Tools({name: allowed.parameters[name] for name in choice.names})
+    single = legacy or choice.one or body.parallel_tool_calls is False
+    return ToolUse(tuple(tools), allowed, choice.mode == "required", single, legacy)
 
 
-def _choice(choice: Any, field: str) -> tuple[str, list[str] | None]:
-    """Mode (none, auto, required), and the tools it is narrowed to."""
+def _choice(choice: Any, field: str) -> _Choice:
     if choice is None:
-        return "auto", None
+        return _Choice()
     if isinstance(choice, str):
         mode = {"any": "required"}.get(choice, choice)
         if mode not in ("none", "auto", "required"):
             raise bad_request(f"{field} is {choice!r}; it can be 'none', 'auto', 'required' or name a tool", field)
-        return mode, None
+        return _Choice(mode)
     kind = choice.get("type", "function")
     if kind == "allowed_tools":
         inner = choice.get("allowed_tools", choice)
@@ -66,10 +75,10 @@ def _choice(choice: Any, field: str) -> tuple[str, list[str] | None]:
         mode = inner.get("mode", "auto")
         if mode not in ("auto", "required"):
             raise bad_request(f"{field}.mode is {mode!r}; it can be 'auto' or 'required'", field)
-        return mode, [_named(one, field) for one in inner["tools"]]
+        return _Choice(mode, tuple(_named(one, field) for one in inner["tools"]))
     if kind != "function":
         raise bad_request(f"{field} of type {kind!r} is not supported; only functions can be called.", field)
-    return "required", [_named(choice, field)]
+    return _Choice("required", (_named(choice, field),), one=True)
 
 
 def _named(choice: Any, field: str) -> str:

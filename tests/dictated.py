@@ -63,6 +63,7 @@ class DictatedClient(EngineClient):
     answers: Sequence[Sequence[int]] = ()
     requests: list[Request] = field(default_factory=list)
     aborted: list[tuple[str, int | None]] = field(default_factory=list)
+    pause: float = 0.0  # seconds between steps
 
     def __post_init__(self) -> None:
         super().__init__(self.settings)
@@ -86,6 +87,7 @@ class DictatedClient(EngineClient):
                     stream.put(output)
             while stream._outputs:
                 await asyncio.sleep(0)
+            await asyncio.sleep(self.pause)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         self.aborted.append((request_id, index))
@@ -118,15 +120,18 @@ class Dictation:
         self._settings = ServerSettings(EngineSpec(str(path)), **options)
         self._frontend = load_frontend(str(path))
 
-    def ask(self, body: dict[str, Any], *answers: str) -> httpx.Response:
-        """The answer to ``body`` when the model writes ``answers``, one per choice; control tokens in them are such."""
-        return asyncio.run(self._ask(body, [self.tokens(text) for text in answers]))
+    def ask(self, body: dict[str, Any], *answers: str, pause: float = 0.0) -> httpx.Response:
+        """The answer to ``body`` when the model writes ``answers``, one per choice; control tokens in them are such.
+
+        ``pause``: seconds between two of its tokens.
+        """
+        return asyncio.run(self._ask(body, [self.tokens(text) for text in answers], pause))
 
     def tokens(self, text: str) -> list[int]:
         return self._frontend.tokenizer.encode(text, add_special_tokens=False)
 
-    async def _ask(self, body: dict[str, Any], answers: Sequence[Sequence[int]]) -> httpx.Response:
-        client = self.client = DictatedClient(self._settings, answers)
+    async def _ask(self, body: dict[str, Any], answers: Sequence[Sequence[int]], pause: float) -> httpx.Response:
+        client = self.client = DictatedClient(self._settings, answers, pause=pause)
         state = ServerState(self._settings, client, ServedNames(("tiny",)), Metrics("tiny"), self._frontend)
         transport = httpx.ASGITransport(create_app(state), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

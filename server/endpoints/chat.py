@@ -36,6 +36,8 @@ router = APIRouter()
 
 #: Template variables that the server sets itself.
 RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+#: About as many characters as the description of a tool has, for choosing a thread.
+TOOL_CHARS = 1000
 #: Tokens at a prompt's end in which the mark that opens reasoning is looked for.
 _PROMPT_END = 16
 
@@ -153,7 +155,7 @@ async def render(frontend: Frontend, body: ChatRequest, use: ToolUse) -> tuple[i
     prompt = body.add_generation_prompt is not False
     try:
         return await frontend.run(
-            text_size(messages),
+            text_size(messages) + TOOL_CHARS * len(use.shown),
             lambda: frontend.text.chat_ids(messages, use.shown, prompt, **options),
         )
     except ValueError as error:

@@ -310,6 +310,7 @@ def test_functions_of_the_older_api(hermes: Dictation) -> None:
         ({"tool_choice": {"type": "custom"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"function_call": {"name": "get_time"}}, "function_call"),
         ({"tools": None, "functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -341,6 +342,14 @@ def test_a_choice_of_tools_narrows_what_may_be_called(hermes: Dictation) -> None
         "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "get_time"}]},
     }
     assert parsed(both(hermes, body(tool_choice=allowed), HERMES_NOW)) == [NOW]
+
+
+def test_a_stream_that_withholds_text_is_kept_alive(hermes: Dictation) -> None:
+    """B40: white space before a call is held back until it is known what follows."""
+    patient = Dictation(hermes.path, keep_alive=0.02)
+    raw = patient.ask(body(stream=True), f"{' ' * 12}{HERMES_NOW}", pause=0.02).text
+    assert ": keep-alive\n\n" in raw[: raw.index("get_time")]
+    assert raw.endswith("data: [DONE]\n\n")
 
 
 # Reasoning.
