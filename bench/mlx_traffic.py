@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.mlx.metal.attention import Geometry, make_spans
-from ..core.config import KV_CACHE_DTYPES
 from ..core.memory import kv_element_bytes
 from ..models.config import ModelConfig
 
@@ -32,6 +31,8 @@ QWEN3_8B = ModelConfig(
 BLOCK = 16
 HALF = 2  # bytes of an activation, key or value
 INDEX = 4
+#: Of the table's pairs of columns.
+KV_CACHE_DTYPES = ("auto", "int8")
 
 
 @dataclass(frozen=True, slots=True)

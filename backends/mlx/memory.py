@@ -9,6 +9,7 @@ from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, kv_elem
 from ...models.config import ModelConfig
 from ...models.weight import Checkpoint
 from ..host_memory import free_bytes, kv_allowance
+from .kv import KV_CACHE_DTYPES
 from .library import mx, on_metal
 from .ops import QUEUED_ELEMENTS
 from .step import GROUP_ELEMENTS, LEAST_TILE, TILE
@@ -59,6 +60,9 @@ class Planner:
     again by what the largest step was measured to take."""
 
     def __init__(self, checkpoint: Checkpoint, engine: EngineConfig, loader: MlxLoader) -> None:
+        if engine.kv_cache_dtype not in KV_CACHE_DTYPES:
+            known = ", ".join(KV_CACHE_DTYPES)
+            raise ValueError(f"kv_cache_dtype is {engine.kv_cache_dtype!r}; the MLX backend has {known}")
         config, itemsize = checkpoint.config, int(loader.dtype.size)
         self.name = checkpoint.name
         self.engine = engine

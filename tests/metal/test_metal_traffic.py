@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.bench.mlx_traffic import QWEN3_8B, attention_flops, gathered, matrix_elements, paged, table
-from bireme.core.config import KV_CACHE_DTYPES
+from bireme.bench.mlx_traffic import KV_CACHE_DTYPES, QWEN3_8B, attention_flops, gathered, matrix_elements, paged, table
 from bireme.core.memory import kv_bytes_per_token, kv_element_bytes
 
 DOCS = (Path(__file__).parents[2] / "docs" / "metal.md").read_text(encoding="utf-8")

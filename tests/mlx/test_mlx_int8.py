@@ -119,17 +119,16 @@ def test_it_moves_little(tiny, on_mlx, name):
         for kind in ("auto", "int8")
     )
     divergence = (np.exp(full) * (full - found)).sum(-1)
-    spread = full.std(-1).mean()
-    assert 0 < divergence.mean() < 1e-3 * spread and divergence.max() < 1e-2 * spread
+    assert 0 < divergence.mean() < 0.002 and divergence.max() < 0.01
 
 
 def test_the_demo_model_hardly_notices(demo_model, on_mlx):
-    prompt, tokens = ids(150), ids(12)
+    prompt, tokens = ids(100), ids(6)
     full, found = (
         log_probabilities(on_mlx(demo_model, kv_cache_dtype=kind), prompt, tokens) for kind in ("auto", "int8")
     )
     divergence = (np.exp(full) * (full - found)).sum(-1)
-    assert 0 < divergence.mean() < 0.006 and divergence.max() < 0.08
+    assert 0 < divergence.mean() < 0.002 and divergence.max() < 0.01
 
 
 POOL = 64 << 20

@@ -13,6 +13,7 @@ from bireme.backends.mlx import memory, rehearsal, step
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.runner import MlxBackend
 from bireme.backends.mlx.weights import MlxLoader
+from bireme.core import config
 from bireme.core.config import EngineConfig
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.config import ModelConfig
@@ -55,19 +56,25 @@ def test_a_pool_that_does_not_fit_is_refused_with_what_is_left(tiny, mac):
         MlxBackend(open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_memory=8 * GIB))
 
 
+def test_a_cache_that_only_others_have_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr(config, "KV_CACHE_DTYPES", ("auto", "int8", "fp4"))
+    with pytest.raises(ValueError, match="kv_cache_dtype is 'fp4'; the MLX backend has auto, int8"):
+        MlxBackend(open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_dtype="fp4"))
+
+
 def test_the_pool_takes_what_is_left(tiny, mac):
     """On a Mac: all that the share of the working set leaves, but never more than all sequences could use."""
     mac(2 * GIB)
     checkpoint = open_checkpoint(tiny("llama").folder)
     loader = MlxLoader(checkpoint, mx.float32, False)
-    config = EngineConfig(max_num_seqs=1024)
-    found = memory.Planner(checkpoint, config, loader).plan()
+    settings = EngineConfig(max_num_seqs=1024)
+    found = memory.Planner(checkpoint, settings, loader).plan()
     assert found.weight_bytes == loader.planned_bytes()
     left = int(2 * GIB * 0.85) - found.weight_bytes - found.buffer_bytes
     most = 1024 * 512 // 16
     assert found.num_blocks == min(left // (16 * found.kv_bytes_per_token), most) == most
     mac(GIB // 2)
-    squeezed = memory.Planner(checkpoint, config, loader).plan()
+    squeezed = memory.Planner(checkpoint, settings, loader).plan()
     assert 0 < squeezed.num_blocks < most and squeezed.total_bytes <= GIB // 2 * 0.85
 
 
@@ -159,21 +166,21 @@ def test_the_measured_step_bounds_every_other(tiny, on_mlx, monkeypatch, name, k
 
 def test_a_long_context_is_planned_for():
     """Llama 3.1 8B over 131,072 tokens: sixteen queries gather all of a layer's keys and values, half a gigabyte."""
-    config = ModelConfig("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5)
-    whole, short = (memory.work_bytes(config, EngineConfig(max_model_len=most), 2) for most in (None, 4096))
+    model = ModelConfig("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5)
+    whole, short = (memory.work_bytes(model, EngineConfig(max_model_len=most), 2) for most in (None, 4096))
     gathered = 131072 * 2 * 8 * 128 * 2
     assert whole - short > gathered - step.GROUP_ELEMENTS * 2 and gathered == 512 << 20
-    windowed = replace(config, windows=(4096,) * 32)
+    windowed = replace(model, windows=(4096,) * 32)
     assert memory.work_bytes(windowed, EngineConfig(), 2) == short
-    int8 = memory.work_bytes(config, EngineConfig(kv_cache_dtype="int8"), 2)
+    int8 = memory.work_bytes(model, EngineConfig(kv_cache_dtype="int8"), 2)
     assert gathered / 2 < int8 - whole < gathered, "codes lie beside what is made of them"
 
 
 def test_a_step_stays_within_its_work_memory(tiny, on_mlx):
     """The largest step there can be: a full chunk behind a long context, beside decodes."""
     driver = on_mlx(tiny("llama").folder, max_num_batched_tokens=400)
-    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=400)
-    planned = memory.work_bytes(open_checkpoint(tiny("llama").folder).config, config, 4)
+    settings = EngineConfig(max_num_seqs=8, max_num_batched_tokens=400)
+    planned = memory.work_bytes(open_checkpoint(tiny("llama").folder).config, settings, 4)
     rng = np.random.default_rng(0)
     tracks = [driver.add([int(i) for i in rng.integers(0, 320, 60)], row=n) for n in range(7)]
     driver.step([(track, 50) for track in tracks])
