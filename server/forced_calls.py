@@ -90,6 +90,8 @@ _SHAPES: dict[str, CallShape] = {
     "gemma4": CallShape(f"{GEMMA_4.opening}{_object()}{GEMMA_4.closing}"),
     "hermes": CallShape(f"<tool_call>\n{_object()}\n</tool_call>", separator="\n"),
     "phi4": CallShape(_object(), "<|tool_call|>[", ", ", "]<|/tool_call|>"),
+    "lfm2": CallShape(_object(), "<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "nemotron": CallShape(_object(), "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     "llama3": CallShape(_object("parameters"), separator="; "),
     "gemma": CallShape(_object(), "[", ", ", "]"),
     "json": CallShape(_object(), "[", ", ", "]"),

@@ -71,6 +71,7 @@ class ServerState:
             template, options = self.frontend.text.template, self.settings
             self._parsers = choose(
                 template.source,
+                self.frontend.tokenizer.control_literals,
                 takes_tools=template.takes_tools,
                 tools=options.tool_parser,
                 reasoning=options.reasoning_parser,

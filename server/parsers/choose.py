@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .events import Event, Field, Text
@@ -95,13 +95,16 @@ class _Chain:
         return found
 
 
-def choose(template: str, *, takes_tools: bool, tools: str = AUTO, reasoning: str = AUTO) -> ParserChoice:
-    """The formats for a chat template's text. ``takes_tools``: whether it has a place for tools at all.
+def choose(
+    template: str, specials: Iterable[str], *, takes_tools: bool, tools: str = AUTO, reasoning: str = AUTO
+) -> ParserChoice:
+    """The formats for a chat template's text. ``takes_tools``: whether it has a place for tools at all. Where it shows
+    none of the marks, the tokenizer's control tokens, ``specials``, may.
 
     Raises:
         ValueError: a name that is no format's.
     """
-    tool_format = _tool_format(tools, template, takes_tools)
+    tool_format = _tool_format(tools, template, specials, takes_tools)
     reasoning_name = _known("reasoning-parser", reasoning, REASONING_NAMES, REASONING_ALIASES)
     by_template = tool_format is not None and tool_format.name == HARMONY
     if reasoning_name == HARMONY or (by_template and reasoning_name == AUTO):
@@ -123,14 +126,20 @@ def check_names(tools: str, reasoning: str) -> None:
     _known("reasoning-parser", reasoning, REASONING_NAMES, REASONING_ALIASES)
 
 
-def _tool_format(name: str, template: str, takes_tools: bool) -> ToolFormat | None:
+def _tool_format(name: str, template: str, specials: Iterable[str], takes_tools: bool) -> ToolFormat | None:
     name = _known("tool-parser", name, TOOL_NAMES, TOOL_ALIASES)
     if name == NONE:
         return None
     if name == AUTO:
-        found = (one.name for one in TOOL_FORMATS for marks in one.marks if all(mark in template for mark in marks))
-        name = next(found, ANY_JSON if takes_tools else PROMPTED)
+        by_tokens = _marked(" ".join(specials)) or ANY_JSON if takes_tools else PROMPTED
+        name = _marked(template) or by_tokens
     return next(one for one in TOOL_FORMATS if one.name == name)
+
+
+def _marked(text: str) -> str:
+    """The first format whose marks ``text`` holds; "" where none does."""
+    found = (one.name for one in TOOL_FORMATS for marks in one.marks if all(mark in text for mark in marks))
+    return next(found, "")
 
 
 def _known(option: str, name: str, names: tuple[str, ...], aliases: Mapping[str, str]) -> str:

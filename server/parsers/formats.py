@@ -49,9 +49,9 @@ def _gemma(name: str, marks: GemmaMarks) -> ToolFormat:
     return ToolFormat(name, lambda tools: GemmaCalls(tools, marks), ((marks.opening,),), specials)
 
 
-def _tagged(name: str, opening: str, closing: str) -> ToolFormat:
+def _tagged(name: str, opening: str, closing: str, *marks: str) -> ToolFormat:
     make = lambda tools: TaggedCalls(tools, opening, closing)  # noqa: E731
-    return ToolFormat(name, make, ((opening,),), (opening, closing))
+    return ToolFormat(name, make, tuple((mark,) for mark in (opening, *marks)), (opening, closing))
 
 
 #: In the order in which they are looked for: what is more special stands first.
@@ -77,6 +77,8 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     _gemma("gemma4", GEMMA_4),
     _tagged("hermes", "<tool_call>", "</tool_call>"),
     _tagged("phi4", "<|tool_call|>", "<|/tool_call|>"),
+    _tagged("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_list_start|>"),
+    _tagged("nemotron", "<TOOLCALL>", "</TOOLCALL>"),
     ToolFormat(
         "llama3",
         lambda tools: LooseCalls(tools, "<|python_tag|>"),

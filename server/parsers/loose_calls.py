@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import re
 
-from .json_calls import JsonCalls
+from .list_calls import ListCalls
 from .machine import Steps, drop
-from .python_calls import balanced, read_calls
 from .tools import Tools
 
 FENCE = "```"
 _LABEL = re.compile(r"[a-z_]*")
-_IDENTIFIER = re.compile(r"[\w.]*")
 _BETWEEN = re.compile(r"[\s;,]*")
 _JSON_LABELS = frozenset({"", "json", "tool_call", "tool_calls", "tool_code"})
 _PYTHON_LABELS = frozenset({"tool_code", "tool_call", "python"})
 
 
-class LooseCalls(JsonCalls):
+class LooseCalls(ListCalls):
     """``tag``: a mark that may stand before calls (Llama's ``<|python_tag|>``)."""
 
     strict = True
@@ -59,23 +57,10 @@ class LooseCalls(JsonCalls):
         if first == "{":
             return (yield from self.call_object(held))
         if first == "[":
-            return (yield from self._list(held))
+            return (yield from self.list_of_calls(held))
         if first == "`":
             return (yield from self._block(held))
         return False
-
-    def _list(self, held: list[str]) -> Steps[bool]:
-        """``[{...}, {...}]`` or ``[f(...), g(...)]``."""
-        yield from self.mark("[", held)
-        yield from self.space(held.append)
-        if (yield from self.peek()) == "{":
-            return (yield from self.rest_of_array(held))
-        name: list[str] = []
-        yield from self.run_of(_IDENTIFIER, name.append)
-        held += name
-        if not self._offered("".join(name)) or (yield from self.peek()) != "(":
-            return False
-        return (yield from balanced(self, held)) and self._tell("".join(held).strip())
 
     def _block(self, held: list[str]) -> Steps[bool]:
         """A fenced block that holds nothing but calls."""
@@ -101,16 +86,4 @@ class LooseCalls(JsonCalls):
         code: list[str] = []
         end = yield from self.until((FENCE,), code.append)
         held += [*code, end]
-        return bool(end) and self._tell("".join(code))
-
-    def _offered(self, name: str) -> bool:
-        return name in self.tools or name.rpartition(".")[2] in self.tools
-
-    def _tell(self, source: str) -> bool:
-        """Tell the calls of a piece of Python; False where it is something else."""
-        calls = read_calls(source, self.tools)
-        for name, arguments in calls or ():
-            self.start_call(name)
-            self.arguments(arguments)
-            self.end_call(complete=True)
-        return calls is not None
+        return bool(end) and self.tell_python("".join(code))

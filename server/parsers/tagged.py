@@ -1,14 +1,14 @@
-"""JSON calls between two marks, as Hermes, Qwen, Granite, Phi-4 and others write them."""
+"""Calls between two marks, as Hermes, Qwen, Granite, Phi-4, LFM2 and others write them."""
 
 from __future__ import annotations
 
-from .json_calls import JsonCalls
+from .list_calls import ListCalls
 from .machine import Steps
 from .tools import Tools
 
 
-class TaggedCalls(JsonCalls):
-    """One call, several, or a list of calls between ``opening`` and ``closing``, which may be missing at the end."""
+class TaggedCalls(ListCalls):
+    """One call as JSON, several, or a list between ``opening`` and ``closing``, which may be missing at the end."""
 
     def __init__(self, tools: Tools, opening: str = "<tool_call>", closing_mark: str = "</tool_call>") -> None:
         super().__init__(tools)
@@ -24,7 +24,7 @@ class TaggedCalls(JsonCalls):
         while True:
             yield from self.space(held.append)
             is_list = (yield from self.peek()) == "["
-            whole = yield from (self.calls_array(held) if is_list else self.call_object(held))
+            whole = yield from (self.list_of_calls(held) if is_list else self.call_object(held))
             if self._in_call:
                 yield from self.broken_call((self._closing,))
                 return

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bireme.server.parsers.choose import ParserChoice
+from bireme.server.parsers.choose import ParserChoice, choose
 from bireme.server.parsers.events import CallArguments, CallEnd, CallStart, Event, Field, Text, merged
 from bireme.server.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from bireme.server.parsers.machine import Machine, Parser
@@ -140,6 +140,9 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, str, bool]]]] = [
         [PARIS, TIME],
     ),
     ("phi4", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>', "", [PARIS]),
+    ("lfm2", 'Ok<|tool_call_start|>[get_weather(city="Paris"), get_time()]<|tool_call_end|>', "Ok", [PARIS, TIME]),
+    ("lfm2", '<|tool_call_start|>[{"name": "get_time", "arguments": {}}]<|tool_call_end|>done', "done", [TIME]),
+    ("nemotron", '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>', "", [PARIS]),
     ("harmony", HARMONY_CALL, "", [PARIS]),
     ("harmony", HARMONY_CALL + "<|call|>", "", [PARIS]),
     ("harmony", " to=functions.get_time<|channel|>commentary json<|message|>{}", "", [TIME]),
@@ -365,3 +368,30 @@ def test_deep_json_is_no_recursion() -> None:
     assert found["calls"] == [("f", deep, False)]
     nested = told(events(parser("hermes"), ["<tool_call>" + '{"function": ' * 50_000]))
     assert nested["calls"] == []
+
+
+@pytest.mark.parametrize(
+    ("template", "specials", "takes_tools", "names"),
+    [
+        ("{{ tools }}<tool_call></tool_call>{{ c }}</think>", [], True, ("hermes", "think")),
+        ("<tool_call><function=x><parameter=y>", [], True, ("qwen3_coder", "none")),
+        ("<tool_call>x<arg_key></think>", [], True, ("glm", "think")),
+        ("<｜tool▁call▁begin｜><think>", [], True, ("deepseek", "think")),
+        ("<|start|>a<|channel|>analysis<|message|>", [], True, ("harmony", "harmony")),
+        ("[AVAILABLE_TOOLS][THINK]", [], True, ("mistral", "mistral")),
+        ('<|start_header_id|>{"name": n, "parameters": p}', [], True, ("llama3", "none")),
+        ("<|turn>model<|tool_call>call:<|channel>thought", [], True, ("gemma4", "gemma4")),
+        ("List of tools: ", ["<|im_end|>", "<|tool_call_start|>"], True, ("lfm2", "none")),
+        ("{{ tools }}", ["<|im_end|>"], True, ("json", "none")),
+        ("{{ messages }}", ["<|python_tag|>", "<tool_call>"], False, ("hermes", "none")),
+    ],
+)
+def test_formats_are_found_by_their_marks(
+    template: str, specials: list[str], takes_tools: bool, names: tuple[str, str]
+) -> None:
+    """In the template first; what a tokenizer alone knows counts only where tools reach the template."""
+    found = choose(template, specials, takes_tools=takes_tools)
+    assert (found.tool_name, found.reasoning_name) == names
+    named = choose(template, specials, takes_tools=takes_tools, tools="llama3_json", reasoning="deepseek_r1")
+    assert (named.tool_name, named.reasoning_name) == ("llama3", "think")
+    assert choose(template, specials, takes_tools=takes_tools, tools="none", reasoning="none").tools is None
