@@ -29,8 +29,8 @@ with warnings.catch_warnings():
     from mlx_lm.utils import load_model
 
 #: Bounds on the difference of natural-log probabilities, both sides in float32: of the tiny models, where 3e-5 holds,
-#: and of the demo model, whose 30 layers and logits of 30 make 1.6e-4 of it.
-TINY_CLOSE, DEMO_CLOSE = 1e-4, 5e-4
+#: and of the demo model, whose 30 layers and logits of 30 make 3e-4 of it.
+TINY_CLOSE, DEMO_CLOSE = 1e-4, 1e-3
 TEXTS = (
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:",
