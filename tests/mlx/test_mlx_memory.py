@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from steps import Driver
+from tiny import random_weights, tiny_config, write_gguf
 
 from bireme.backends.mlx import memory, rehearsal, step
 from bireme.backends.mlx.library import mx
@@ -162,6 +163,25 @@ def test_the_measured_step_bounds_every_other(tiny, on_mlx, monkeypatch, name, k
             taken = extra(lambda batch=batch: driver.backend.submit(batch).wait())
             assert 0 < taken < measured[0] * memory.MEASURED_MARGIN
     assert len(measured) == 1
+
+
+def test_more_layers_and_blocks_take_no_more(tmp_path, on_mlx):
+    """So the largest step may be measured on a few layers over one block."""
+    model = tiny_config(num_layers=16)
+    path = write_gguf(tmp_path / "model.gguf", model, random_weights(model))
+    settings = {"max_num_batched_tokens": 256, "max_num_seqs": 8}
+    backend = on_mlx(path, max_model_len=256, **settings).backend
+    largest = rehearsal.largest_step(model, EngineConfig(max_model_len=256, **settings))
+    run = lambda: backend.submit(largest).wait()  # noqa: E731
+    run()
+    every = rehearsal.extra_bytes(run)
+    assert backend.info.num_blocks > 1
+    whole, backend._decoder = backend._decoder, rehearsal.few_layers(backend._decoder)
+    assert [layer.index for layer in backend._decoder.layers] == [0, 5, 10, 15]
+    few = rehearsal.extra_bytes(run)
+    assert every < few * memory.MEASURED_MARGIN
+    whole.layers = tuple(replace(layer, window=20) if layer.index == 9 else layer for layer in whole.layers)
+    assert [layer.index for layer in rehearsal.few_layers(whole).layers] == [0, 5, 9, 10, 15], "one of each window"
 
 
 def test_a_long_context_is_planned_for():
