@@ -471,6 +471,35 @@ def test_the_openai_package_puts_calls_together(server: Any) -> None:
         assert answer.choices[0].message.content == " hello there!"
 
 
+def test_harmony_through_a_real_engine(start_server: Any, tmp_path: Path) -> None:
+    """Control tokens that an engine samples: those of the format reach the parser, and the turn ends where it ends."""
+    specials = (*HARMONY, "<|call|>", "<|return|>")
+    template = HEAD + "{% if false %}<|channel|>analysis<|message|>{% endif %}" + TAIL
+    dictation = Dictation(model(tmp_path, template, specials))
+    server = start_server(hook={"step_s": 0}, model=dictation.path)
+    server.wait_listening()
+    server.wait_ready()
+    assert "tools harmony, reasoning harmony" in server.log
+    call = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}'
+    for answer, calls, finish in (
+        (f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{call}<|call|>", [PARIS], "tool_calls"),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>",
+            [],
+            "stop",
+        ),
+    ):
+        said = ",".join(map(str, dictation.tokens(answer)))
+        request = body(messages=[{"role": "user", "content": f"say:{said};"}])
+        found = whole(server.post("/v1/chat/completions", request))
+        streamed = joined(server.post("/v1/chat/completions", {**request, "stream": True}))
+        for one in (found, streamed):
+            assert (parsed(one), one["finish"], one["reasoning_content"]) == (calls, finish, "hm")
+            assert one["content"] == ("" if calls else "Hi")
+        usage = server.post("/v1/chat/completions", request).json()["usage"]
+        assert usage["completion_tokens"] == len(dictation.tokens(answer))
+
+
 def test_server_info_names_the_parsers(server: Any) -> None:
     info = server.get("/server_info").json()["server"]
     assert (info["tool_parser"], info["reasoning_parser"]) == ("hermes", "none")
