@@ -23,7 +23,7 @@ BLOCK = 4
 BLOCKS = 64
 #: Where a block's float16 numbers lie, if not only in its first two bytes.
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-HALVES |= {"Q2_K": (80, 82), "Q3_K": (108,)}
+HALVES |= {"Q2_K": (80, 82), "Q3_K": (108,), "MXFP4": ()}
 
 
 def shape(heads: int = 2, kv_heads: int = 1, dim: int = 64, rotary: int | None = None) -> ModelConfig:
@@ -98,6 +98,8 @@ def block_weight(kind: str, rows: int, columns: int) -> tuple[Weight, np.ndarray
     """Random bits in every field, but for the float16 scales; with what gguf-py makes of them."""
     rng = np.random.default_rng(rows)
     raw = rng.integers(0, 256, (rows * columns // BY_NAME[kind].block, BY_NAME[kind].size), dtype=np.uint8)
+    if kind == "MXFP4":
+        raw[:, 0] = rng.integers(0, 140, len(raw))  # powers of two, the least of them too
     for at in HALVES.get(kind, (0,)):
         raw[:, at : at + 2] = rng.standard_normal((len(raw), 1)).astype("<f2").view(np.uint8)
     data = raw.reshape(rows, -1)

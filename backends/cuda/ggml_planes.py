@@ -10,7 +10,7 @@ import torch
 
 from ...models.ggml_types import BY_NAME
 from ...models.weight import Weight
-from .plane_form import SUPER, TILE, Form, Planes, fields, store_codes
+from .plane_form import SUPER, TILE, Form, Planes, byte_pairs, fields, store_codes
 
 CHUNK_BYTES = 1 << 26  # of a file's blocks that are taken apart at a time
 
@@ -70,6 +70,7 @@ TYPES = {
     ),
     "IQ4_NL": Blocks(Form(meaning="iq4"), slice(2, 18), 16),
     "IQ4_XS": Blocks(Form(meaning="iq4", scales="super, 32"), slice(8, 136), 16, groups=_iq4_xs),
+    "MXFP4": Blocks(Form(meaning="e2m1", scales="power"), slice(1, 17), 16),
 }  # fmt: skip
 
 
@@ -84,8 +85,7 @@ def ggml_planes(weight: Weight, device: torch.device) -> Planes:
 
     low = empty(torch.int8 if form.low_bits == 8 else torch.uint8, tiles, rows, 8 * form.low_bits)
     high = empty(torch.uint8, tiles, rows, 8 * form.high_bits) if form.high_bits else low
-    word = torch.int16 if form.scales == "super, 32" else torch.int32
-    words = empty(word, tiles, 2 if form.scales == "half, minimum" else 1, rows)
+    words = empty(form.word, tiles, 2 if form.scales == "half, minimum" else 1, rows)
     scale = empty(torch.float16, supers, rows) if supers else low
     minimum = empty(torch.float16, supers, rows) if supers and form.minimum else low
     made = Planes(form, rows, columns, low, high, words, scale, minimum)
@@ -100,6 +100,9 @@ def _fill(made: Planes, blocks: Blocks, to: slice, data: torch.Tensor) -> None:
     """One chunk of rows, ``data`` uint8 [R, blocks per row, bytes per block]."""
     form, rows = made.form, len(data)
     store_codes(made, to, _codes(blocks, data).reshape(rows, -1))
+    if form.scales == "power":
+        made.words[:, 0, to] = byte_pairs(data[..., 0])
+        return
     if blocks.groups is None:
         made.words[:, 0, to] = _half_pairs(data[..., :2])
         if form.minimum:

@@ -6,18 +6,23 @@ import numpy as np
 import torch
 
 from ...models.fp8 import KIND as FP8
+from ...models.mlx_float import KIND_OF
 from ...models.weight import CheckpointError, Weight
-from .plane_form import TILE, Form, Planes, store_codes
+from .plane_form import TILE, Form, Planes, byte_pairs, store_codes
 
 CHUNK_BYTES = 1 << 26  # of packed codes that are taken apart at a time
 #: A code's bits as those of its planes.
 _BITS = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
+#: MLX's modes whose scales are powers of two, and what their codes are.
+_POWERS = {KIND_OF["mxfp4"]: "e2m1", KIND_OF["mxfp8"]: "e4m3"}
 #: Rows of a block of fp8 that may share a scale.
 _SHARED = 128
 
 
 def grouped(weight: Weight) -> bool:
     """Whether ``weight`` is of this kind. Groups of 16 have no planes."""
+    if weight.kind in _POWERS:
+        return True
     if weight.kind == FP8:
         return weight.group_size % 32 == 0 or weight.group_size >= weight.shape[1]
     return weight.kind == "MLX" and weight.group_size % 32 == 0
@@ -25,6 +30,25 @@ def grouped(weight: Weight) -> bool:
 
 def grouped_planes(weight: Weight, device: torch.device) -> Planes:
     """Planes of ``weight`` on ``device``. CheckpointError for an fp8 weight that holds NaN."""
+    assert weight.scales is not None
+    made = _powers(weight, device) if weight.kind in _POWERS else _scaled(weight, device)
+    step = max(1, CHUNK_BYTES // max(weight.data[0].nbytes, 1))
+    for start in range(0, weight.shape[0], step):
+        part = torch.from_numpy(np.array(weight.data[start : start + step])).to(device)
+        store_codes(made, slice(start, start + len(part)), _codes(weight, part))
+    return made
+
+
+def _powers(weight: Weight, device: torch.device) -> Planes:
+    """Planes of MLX's mxfp4 and mxfp8, still without codes."""
+    (rows, columns), form = weight.shape, Form(weight.bits, meaning=_POWERS[weight.kind], scales="power")
+    low = torch.zeros((-(-columns // TILE), rows, 8 * weight.bits), dtype=torch.uint8, device=device)
+    words = byte_pairs(torch.from_numpy(np.array(weight.scales)).to(device))[:, None].contiguous()
+    return Planes(form, rows, columns, low, low, words, low, low)
+
+
+def _scaled(weight: Weight, device: torch.device) -> Planes:
+    """Planes of weights with scales of any value, still without codes."""
     assert weight.scales is not None
     (rows, columns), scales = weight.shape, torch.from_numpy(weight.scales.astype(np.float32)).to(device)
     group = weight.group_size if weight.group_size < columns else 0
@@ -42,12 +66,7 @@ def grouped_planes(weight: Weight, device: torch.device) -> Planes:
         minimum = _plane(_zero_points(scales, biases), groups)
     if weight.order is not None:
         order = torch.from_numpy(weight.order.astype(np.int64)).to(device)
-    made = Planes(form, rows, columns, low, high, low, scale, minimum, order)
-    step = max(1, CHUNK_BYTES // max(weight.data[0].nbytes, 1))
-    for start in range(0, rows, step):
-        part = torch.from_numpy(np.array(weight.data[start : start + step])).to(device)
-        store_codes(made, slice(start, start + len(part)), _codes(weight, part))
-    return made
+    return Planes(form, rows, columns, low, high, low, scale, minimum, order)
 
 
 def _codes(weight: Weight, part: torch.Tensor) -> torch.Tensor:

@@ -20,11 +20,11 @@ SUPER = 256  # columns that share a K-quant's float16 scale
 class Form:
     """How planes are read: value = scale * (meaning of the code - zero) [+ or - minimum].
 
-    ``meaning``: "integer"; "iq4", IQ4's codebook; "e4m3", an 8-bit floating-point number.
+    ``meaning``: "integer"; "iq4", IQ4's codebook; "e2m1" and "e4m3", floating-point numbers of 4 and 8 bits.
 
     ``scales``, where s, d, m are float16 and the integers are parts of a tile's word:
 
-    * "half": s for each 32 columns; "half, minimum": and m, in a second word.
+    * "half": s for each 32 columns; "half, minimum": and m, in a second word. "power": a byte e, for 2^(e - 127).
     * "super, minimum": per 32 columns the bytes (scale, minimum), times d and dmin of 256 columns (Q4_K).
     * "super, 16": a signed byte of scale per 16 columns, times d (Q6_K). "super, 32": per 32 columns (IQ4_XS).
     * "super, 16, minimum": per 16 columns a byte of scale (low nibble) and minimum, times d and dmin (Q2_K).
@@ -39,6 +39,11 @@ class Form:
     scales: str = "half"
     group: int = 0  # columns of one scale, a multiple of 32; 0: all of them
     shared: int = 1  # rows of one scale
+
+    @property
+    def word(self) -> torch.dtype:
+        """Of ``Planes.words``."""
+        return torch.int16 if self.scales in ("power", "super, 32") else torch.int32
 
     @property
     def superblocks(self) -> bool:
@@ -58,7 +63,7 @@ class Planes:
     columns: int
     low: torch.Tensor  # uint8 [tiles, N, 8 * low_bits]; int8 where whole codes are signed
     high: torch.Tensor  # uint8 [tiles, N, 8 * high_bits]
-    words: torch.Tensor  # int32 (int16 for "super, 32") [tiles, 1 or 2, N]
+    words: torch.Tensor  # form.word [tiles, 1 or 2, N]
     scale: torch.Tensor  # float16 [K / 256, N]; of groups: any float [groups, N / shared]
     minimum: torch.Tensor  # as scale; zero points uint8
     order: torch.Tensor | None = None  # int64 [K]: column j is the input's order[j]; None: in order
@@ -85,6 +90,12 @@ def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     for field in range(1, 8 // bits):
         out |= columns[..., field, :] << (field * bits)
     return out
+
+
+def byte_pairs(part: torch.Tensor) -> torch.Tensor:
+    """Words int16 [tiles, R] from bytes [R, G], one for each 32 columns: two a tile, a last half tile zero."""
+    padded = torch.nn.functional.pad(part, (0, part.shape[1] % 2)).contiguous()
+    return padded.view(torch.int16).T
 
 
 def fields(part: torch.Tensor, run: int, bits: int) -> torch.Tensor:

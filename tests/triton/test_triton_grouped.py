@@ -18,6 +18,7 @@ from bireme.backends.cuda.kernels import quantized
 from bireme.backends.cuda.planes import has_planes, planes
 from bireme.backends.cuda.quantized import PlanarLoader, QuantizedLinear
 from bireme.models.checkpoint import open_checkpoint
+from bireme.models.mlx_float import KIND_OF, MODES
 from bireme.models.weight import CheckpointError, Weight
 
 PARTS = [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]
@@ -86,6 +87,19 @@ def test_affine_weights_with_minima(bits: int, group: int, half: bool) -> None:
     out = torch.empty(6, 19, dtype=torch.float16)
     quantized.some(x, made, None, out, 2)
     check_product(out, x, wanted, None)
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8"])
+def test_mlx_modes_with_powers_of_two(mode: str) -> None:
+    rng, bits = np.random.default_rng(5), MODES[mode].bits
+    words = rng.integers(0, 1 << 32, (19, 224 * bits // 32), dtype=np.uint32)
+    if mode == "mxfp8":
+        words &= np.uint32(0xF7F7F7F7)  # no NaN
+    scales = rng.integers(110, 140, (19, 7), dtype=np.uint8)
+    weight = Weight("w", (19, 224), KIND_OF[mode], words, scales, None, bits, 32)
+    made = planes(weight, CPU)
+    np.testing.assert_array_equal(quantized.dequantize(made, torch.float32).numpy(), weight.dequantize())
+    assert made.nbytes <= 19 * 256 * bits / 8 + 19 * 8
 
 
 def test_scales_keep_the_narrowest_type_that_holds_them() -> None:

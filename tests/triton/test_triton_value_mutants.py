@@ -50,6 +50,7 @@ MUTANTS = [
     ("tl.where(code < 12, C, D)", "tl.where(code < 11, C, D)", ggml("IQ4_NL")),
     ("(24 - (code & 3) * 8)", "(16 - (code & 1) * 8)", ggml("IQ4_XS")),
     ("_signed(word, 0), d * _signed(word, 8)", "_signed(word, 0), d * _signed(word, 0)", ggml("IQ4_XS")),
+    ("0x00200000 << exponent", "0x00200000", ggml("MXFP4")),
     ("left = lane < 16", "left = lane < 8", ggml("Q2_K")),
     ("left = lane < 16", "left = lane < 15", ggml("Q6_K")),
     ("dmin * ((part_b >> 4) & 15)", "dmin * (part_b >> 4)", ggml("Q2_K")),

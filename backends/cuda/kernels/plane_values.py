@@ -10,10 +10,11 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from ....models.blocks import IQ4_CODEBOOK
+from ....models.blocks import IQ4_CODEBOOK, MXFP4_CODEBOOK
 
-#: IQ4's codebook, four signed bytes a word.
+#: Codebooks, four signed bytes a word. E2M1's hold twice its numbers.
 IQ4_A, IQ4_B, IQ4_C, IQ4_D = (tl.constexpr(int(word)) for word in IQ4_CODEBOOK.astype(np.int8).view(np.int32))
+FP4_A, FP4_B, FP4_C, FP4_D = (tl.constexpr(int(word)) for word in MXFP4_CODEBOOK.astype(np.int8).view(np.int32))
 
 
 @triton.jit
@@ -55,15 +56,24 @@ def _codebook(code, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.con
 
 @triton.jit
 def _number(code, ZERO: tl.constexpr, MEANING: tl.constexpr):
-    """What a code stands for, as float32; of "e4m3" a 256th of it."""
+    """What a code stands for, as float32; of "e2m1" twice that, of "e4m3" a 256th."""
     if MEANING == "iq4":
         value = _codebook(code, IQ4_A, IQ4_B, IQ4_C, IQ4_D)
+    elif MEANING == "e2m1":
+        value = _codebook(code, FP4_A, FP4_B, FP4_C, FP4_D)
     elif MEANING == "e4m3":  # exponent and mantissa as float16's, whose bias is 8 larger
         half = ((code & 127) << 7) | ((code & 128) << 8)
         value = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         value = (code - ZERO).to(tl.float32)
     return value
+
+
+@triton.jit
+def _power(exponent):
+    """2^(exponent - 128) as float32, for exponents from 0 to 255; the first two are below the normal numbers."""
+    bits = tl.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -115,6 +125,12 @@ def decode_tile(
         if PARTS == 2:
             word = tl.load(place + rows, mask=valid, other=0)
             a, b = a + _half(word)[:, None], b + _half(word >> 16)[:, None]
+    elif SCALES == "power":
+        word = tl.load(words + at, mask=valid, other=0).to(tl.int32)
+        s_a, s_b = _power(word & 255), _power((word >> 8) & 255)
+        if MEANING == "e4m3":
+            s_a, s_b = s_a * 512, s_b * 512
+        a, b = a * s_a[:, None], b * s_b[:, None]
     elif SCALES == "group" or SCALES == "group, minimum":
         wide = (rows + SHARED - 1) // SHARED
         first, second = tile * 0, tile * 0

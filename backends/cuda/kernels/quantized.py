@@ -27,10 +27,12 @@ FORMS = {kind: blocks.form for kind, blocks in TYPES.items()} | {
     "AWQ": Form(scales="group, minimum", group=128),
     "GPTQ 8-bit": Form(8, scales="group, minimum", group=128),
     "MLX 4-bit": Form(scales="group, minimum", group=64),
+    "MLX mxfp8": Form(8, meaning="e4m3", scales="power"),
     "fp8 blocks": Form(8, meaning="e4m3", scales="group", group=128, shared=128),
     "fp8 rows": Form(8, meaning="e4m3", scales="group"),
 }
 GROUP_TYPES = {kind: {"low": "*u8", "words": "*u8"} for kind in FORMS if kind not in TYPES}
+GROUP_TYPES["MLX mxfp8"]["words"] = "*i16"
 GROUP_TYPES["AWQ"]["minimum"] = GROUP_TYPES["GPTQ 8-bit"]["minimum"] = "*u8"  # zero points
 GROUP_TYPES["MLX 4-bit"] |= dict.fromkeys(("scale", "minimum"), "*bf16")
 COMMON = ("Q4_K", "Q6_K", "Q8_0", "AWQ", "fp8 blocks")
@@ -231,7 +233,7 @@ def variants() -> list[Variant]:
     for kind, form in FORMS.items():
         types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("scale", "minimum"), "*fp16")
         types |= {"low": "*i8" if kind == "Q8_0" else "*u8", "high": "*u8", "partial": "*fp32"}
-        types |= {"words": "*i16" if form.scales == "super, 32" else "*i32"}
+        types |= {"words": "*i16" if form.word == torch.int16 else "*i32"}
         types |= {"picks": "*i64"} | dict.fromkeys(("rows", "columns", "count", "first", "out_stride"), "i32")
         types |= GROUP_TYPES.get(kind, {})
         count = frozenset({"count"})
