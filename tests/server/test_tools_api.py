@@ -414,6 +414,14 @@ def test_tools_for_a_template_without_them(server: Any) -> None:
     assert whole(answer)["content"] == scripted.TRIGGERS["A"].text
 
 
+@pytest.mark.parametrize("key", [key for key, trigger in scripted.TRIGGERS.items() if not trigger.endless])
+def test_every_script_is_the_same_whole_and_streamed(server: Any, key: str) -> None:
+    """B37"""
+    found = whole(server.post("/v1/chat/completions", chat(key, tools=TOOLS)))
+    streamed = joined(server.post("/v1/chat/completions", chat(key, tools=TOOLS, stream=True)))
+    assert {**streamed, "ids": None} == {**found, "ids": None}
+
+
 #: Tools that leave little to choose: a model that knows nothing never ends a free text.
 CLOSED = [
     {
