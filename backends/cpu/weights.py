@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...models.dequant import take_rows
 from ...models.ggml_types import DENSE
@@ -54,13 +57,12 @@ class QuantizedLoader(DenseLoader):
             return self._heads[names[0]]
         weights = self.weights(names)
         bias = self.bias(names, [weight.shape[0] for weight in weights])
-        order = weights[0].order
-        alike = order is not None and all(np.array_equal(weight.order, order) for weight in weights[1:])
-        layer = QuantizedLinear([replace(weight, order=None) for weight in weights] if alike else weights, bias)
+        order = _shared_order(weights)
+        layer = QuantizedLinear(weights if order is None else [replace(w, order=None) for w in weights], bias)
         for weight in weights:
             self.count(weight)
         self.nbytes += layer.nbytes - (0 if bias is None else bias.nbytes)  # the bias is counted already
-        return ReorderedLinear(layer, torch.from_numpy(order)) if alike else layer
+        return layer if order is None else ReorderedLinear(layer, torch.from_numpy(order))
 
     def embedding(self, name: str) -> Embedding:
         weight = self.checkpoint.weight(name + ".weight")
@@ -72,3 +74,10 @@ class QuantizedLoader(DenseLoader):
                 return QuantizedEmbedding(head)
         self.nbytes += weight.data.nbytes
         return MappedEmbedding(weight)
+
+
+def _shared_order(weights: Sequence[Weight]) -> NDArray[np.integer[Any]] | None:
+    """The one order that all columns of ``weights`` are in; None where that is the input's, or there are several."""
+    orders = [weight.order for weight in weights if weight.order is not None]
+    alike = len(orders) == len(weights) and all(np.array_equal(order, orders[0]) for order in orders)
+    return orders[0] if alike else None
