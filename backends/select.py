@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 DEVICES = ("auto", "mlx", "cuda", "cpu")
+#: What the KV cache may keep on a CPU, which computes no faster with fp8 than with int8.
+CPU_KV_CACHE_DTYPES = ("auto", "int8")
 
 
 class DeviceUnavailableError(RuntimeError):
@@ -67,6 +69,9 @@ def load_backend(
         raise DeviceUnavailableError(f"device {resolved!r} can't be used: {problem}")
     import torch
 
+    if resolved == "cpu" and config.kv_cache_dtype not in CPU_KV_CACHE_DTYPES:
+        known = ", ".join(CPU_KV_CACHE_DTYPES)
+        raise ValueError(f"kv_cache_dtype is {config.kv_cache_dtype!r}; on the CPU it must be one of {known}")
     threads = options.threads or usable_cores()
     if resolved == "cpu" and options.cpu_precision == "fast":
         torch.set_num_threads(1)  # the kernels have their own pool; torch's threads would spin in its way

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: What keys and values may be kept as.
-KV_CACHE_DTYPES = ("auto", "int8")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens of context per sequence; None: the model's own limit
     kv_cache_memory: int | None = None  # bytes for the KV pool; None: the backend's choice for this machine
     gpu_memory_fraction: float = 0.9  # of a GPU's free memory, what weights, work and KV pool together may take
-    kv_cache_dtype: str = "auto"  # "auto": as the backend computes; "int8": codes with a scale per token and head
+    kv_cache_dtype: str = "auto"  # "auto": as the device computes; int8, fp8: a byte, and scales per token and head
     max_stall_ms: float = 200.0  # a prefill chunk may delay running streams by no more than this
     max_queue: int = 512  # waiting requests; one more is refused
     enable_prefix_caching: bool = True

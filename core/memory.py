@@ -22,7 +22,7 @@ def kv_element_bytes(kv_cache_dtype: str, head_dim: int, computed: float) -> flo
 
     ``computed``: bytes of an element of the backend's own arithmetic, which is what "auto" keeps.
     """
-    return computed if kv_cache_dtype == "auto" else 1 + SCALE_BYTES / head_dim
+    return computed if kv_cache_dtype == "auto" else 1 + SCALE_BYTES / head_dim  # int8, fp8
 
 
 #: Bytes of one K or V element by the name ``--kv-cache-dtype`` gives it; block formats carry their scales.

@@ -49,6 +49,7 @@ class Layer:
     post_norm: Any
     gate_up: Any
     down: Any
+    sinks: Any | None = None  # float32 [H]: a score for each head that takes its share of the softmax; None: none
 
 
 class Decoder:

@@ -49,7 +49,9 @@ KvCacheMemory = Annotated[str | None, _engine("Memory for the KV cache: 2GiB, 51
 GpuMemoryFraction = Annotated[
     float, _engine("cuda: share of the free memory that weights, work and KV cache may take.", min=0.01, max=1)
 ]
-KvCacheDtype = Annotated[str, _engine("What the KV cache keeps: auto (as the device computes), or int8, half of fp16.")]
+KvCacheDtype = Annotated[
+    str, _engine("What the KV cache keeps: auto (as the device computes), int8, or fp8 (cuda): half of fp16.")
+]
 BlockSize = Annotated[int, _engine("Tokens per KV block.")]
 MaxStallMs = Annotated[float, _engine("The most a long prompt may delay running streams.")]
 MaxQueue = Annotated[int, _engine("Waiting requests; one more is answered 429.")]

@@ -9,32 +9,41 @@ import torch
 from triton_setup import fill, reference_ops, shape, step_of
 
 from bireme.backends.cuda.kernels import decode, extend
+from bireme.backends.cuda.kv import LARGEST
 
 
 def decoded(
-    ops: Any, q: torch.Tensor, step: Any, splits: int, softcap: float = 0.0, window: int | None = None
+    ops: Any,
+    q: torch.Tensor,
+    step: Any,
+    splits: int,
+    softcap: float = 0.0,
+    window: int | None = None,
+    sinks: Any = None,
 ) -> torch.Tensor:
     out = torch.full_like(q, 7)
     kv = ops.kv
     single = np.flatnonzero(np.diff(step.host.query_start) == 1).astype(np.int32)
-    scales = (kv.key_scales[0], kv.value_scales[0]) if kv.keys[0].dtype == torch.int8 else None
+    scales = (kv.key_scales[0], kv.value_scales[0]) if kv.quantized else None
     decode.decode_attention(
         q, kv.keys[0], kv.values[0], scales, torch.from_numpy(single), step.query_start, step.context_lens,
-        step.block_tables, out, scale=0.3, window=window, softcap=softcap, splits=splits,
+        step.block_tables, out, scale=0.3, window=window, softcap=softcap, sinks=sinks, splits=splits,
     )  # fmt: skip
     return out.flatten(1)
 
 
-def extended(ops: Any, q: torch.Tensor, step: Any, softcap: float = 0.0, window: int | None = None) -> torch.Tensor:
+def extended(
+    ops: Any, q: torch.Tensor, step: Any, softcap: float = 0.0, window: int | None = None, sinks: Any = None
+) -> torch.Tensor:
     out = torch.full_like(q, 7)
     kv = ops.kv
     several = np.flatnonzero(np.diff(step.host.query_start) > 1)
     tokens = extend.tile_tokens(q, kv.keys[0].shape[2])
     tiles = extend.query_tiles(step.host.query_start, step.host.context_lens, several, tokens)
-    scales = (kv.key_scales[0], kv.value_scales[0]) if kv.keys[0].dtype == torch.int8 else None
+    scales = (kv.key_scales[0], kv.value_scales[0]) if kv.quantized else None
     extend.extend_attention(
         q, kv.keys[0], kv.values[0], scales, torch.from_numpy(tiles), step.query_start, step.context_lens,
-        step.block_tables, out, scale=0.3, window=window, softcap=softcap,
+        step.block_tables, out, scale=0.3, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
     return out.flatten(1)
 
@@ -46,5 +55,5 @@ def case(work: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype
     return (
         ops,
         step,
-        torch.randn(int(step.host.query_start[-1]), heads, dim).to(dtype if dtype.is_floating_point else torch.float32),
+        torch.randn(int(step.host.query_start[-1]), heads, dim).to(torch.float32 if dtype in LARGEST else dtype),
     )

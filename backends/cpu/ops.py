@@ -103,7 +103,7 @@ class CpuOps(TorchOps):
         return q
 
     def attention(self, q: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:
-        if self.config.head_dim % WIDTH:
+        if self.config.head_dim % WIDTH or layer.sinks is not None:
             return super().attention(q, layer, step)
         keys, values = self.kv.keys[layer.index], self.kv.values[layer.index]
         plan = self._plan(step, layer.window)

@@ -6,15 +6,17 @@ import torch
 
 from ...models.config import ModelConfig
 
-#: The largest code; symmetric, so -128 never occurs.
-LARGEST = 127.0
+#: The largest magnitude of a code, by what a quantised pool keeps. -128 never occurs.
+LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
+#: What ``EngineConfig.kv_cache_dtype`` names; "auto" is the dtype of the arithmetic.
+KEPT = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class KVPool:
     """Keys and values of every layer, each ``[num_blocks, block_size, kv_heads, head_dim]``.
 
-    With ``dtype`` int8 these are codes, and ``key_scales`` and ``value_scales`` hold a float32 per token and head, each
-    ``[num_blocks, block_size, kv_heads]`` (otherwise they are empty): an element is code * scale.
+    With ``dtype`` int8 or e4m3 these are codes, and ``key_scales`` and ``value_scales`` hold a float32 per token and
+    head, each ``[num_blocks, block_size, kv_heads]`` (otherwise they are empty): an element is code * scale.
 
     Fresh memory is not cleared (a lazily mapped pool costs nothing until it is used): what no sequence has written may
     hold anything, NaN included, so readers must ignore it by selection, never by multiplying with zero.
@@ -26,7 +28,7 @@ class KVPool:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.quantized = dtype == torch.int8
+        self.quantized = dtype in LARGEST
 
         def pools(shape: tuple[int, ...], dtype: torch.dtype, layers: int = config.num_layers) -> list[torch.Tensor]:
             return [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -43,16 +45,18 @@ class KVPool:
     def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write ``keys`` and ``values`` [T, kv_heads, head_dim] at ``slots`` [T] int64, block * block_size + offset."""
         if self.quantized:
-            keys, key_scales = quantise(keys)
-            values, value_scales = quantise(values)
+            kept = self.keys[layer].dtype
+            keys, key_scales = quantise(keys, kept)
+            values, value_scales = quantise(values, kept)
             self.key_scales[layer].flatten(0, 1).index_copy_(0, slots, key_scales)
             self.value_scales[layer].flatten(0, 1).index_copy_(0, slots, value_scales)
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+        _movable(self.keys[layer]).flatten(0, 1).index_copy_(0, slots, _movable(keys))
+        _movable(self.values[layer]).flatten(0, 1).index_copy_(0, slots, _movable(values))
 
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of ``blocks`` int64 [G, NB], in float32: both [G, NB * block_size, kv_heads, head_dim]."""
-        keys, values = self.keys[layer][blocks].float(), self.values[layer][blocks].float()
+        found = _movable(self.keys[layer])[blocks], _movable(self.values[layer])[blocks]
+        keys, values = (pool.view(self.keys[layer].dtype).float() for pool in found)
         if self.quantized:
             keys *= self.key_scales[layer][blocks][..., None]
             values *= self.value_scales[layer][blocks][..., None]
@@ -61,18 +65,23 @@ class KVPool:
     def copy_blocks(self, copies: torch.Tensor) -> None:
         """Copy whole blocks, ``copies`` int64 [C, 2] (from, to); all are read before any is written."""
         source, target = copies.unbind(1)
-        for pool in self.arrays:
+        for pool in map(_movable, self.arrays):
             pool[target] = pool[source]
 
 
-def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes int8 [..., D] and float32 scales [...] of ``x`` [..., D]: ``x`` is near codes * scales.
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or its bytes where torch has no indexing for its dtype."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
-    The scale is the largest magnitude over 127, and NaN where a row has a NaN or an infinity, so that whoever reads the
-    row learns of it.
+
+def quantise(x: torch.Tensor, kept: torch.dtype = torch.int8) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes int8 or e4m3 [..., D] and float32 scales [...] of ``x`` [..., D]: ``x`` is near codes * scales.
+
+    The scale is the largest magnitude over the largest code, and NaN where a row has a NaN or an infinity, so that
+    whoever reads the row learns of it.
     """
     x = x.float()
-    scales = (x.abs().amax(-1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    scales = (x.abs().amax(-1) / LARGEST[kept]).clamp_min(torch.finfo(torch.float32).tiny)
     scales = torch.where(scales.isfinite(), scales, torch.nan)
-    codes = (x / scales[..., None]).round().nan_to_num(0.0)
-    return codes.to(torch.int8), scales
+    codes = (x / scales[..., None]).nan_to_num(0.0)
+    return (codes.round() if kept == torch.int8 else codes).to(kept), scales

@@ -75,7 +75,12 @@ class TorchOps:
         grouped = q.float().view(sequences, queries, kv_heads, -1, q.shape[-1]) * layer.scale  # [G, Q, KV, R, hd]
         scores = torch.einsum("gqkrd,glkd->gkrql", grouped, k)
         scores = scores.masked_fill(~group.mask[:, None, None], float("-inf"))
-        mixed = torch.einsum("gkrql,glkd->gqkrd", scores.softmax(-1), v)
+        if layer.sinks is None:
+            shares = scores.softmax(-1)
+        else:  # as a last key whose value is zero
+            sinks = layer.sinks.float().view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            shares = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+        mixed = torch.einsum("gkrql,glkd->gqkrd", shares, v)
         return mixed.reshape(q.shape).to(q.dtype)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:

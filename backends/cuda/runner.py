@@ -22,7 +22,7 @@ from . import memory
 from .buffers import DecodeInputs, Sender, share
 from .device import Device, Tensors, device_for
 from .graphs import CAPTURE_SECONDS, DecodeGraphs, batch_sizes
-from .kv import KVPool
+from .kv import KEPT, KVPool
 from .ops import TorchOps
 from .rope import RopeTable
 from .sampler import Sampled, Sampler
@@ -228,7 +228,7 @@ class TorchBackend:
         return memory.Use(weights, work + held - weights, graphs)
 
     def _pool(self, num_blocks: int) -> KVPool:
-        kept = torch.int8 if self._config.kv_cache_dtype == "int8" else self._dtype
+        kept = KEPT.get(self._config.kv_cache_dtype, self._dtype)
         return KVPool(self._model, num_blocks, self._config.block_size, kept, self._device.device)
 
     @torch.inference_mode()

@@ -56,10 +56,13 @@ class TritonOps(TorchOps):
         where = step.query_start, step.context_lens, step.block_tables
         if plan.singles is not None:
             decode.decode_attention(
-                q, *pools, plan.singles, *where, out, scale=layer.scale, window=layer.window, splits=plan.splits
-            )
+                q, *pools, plan.singles, *where, out,
+                scale=layer.scale, window=layer.window, sinks=layer.sinks, splits=plan.splits,
+            )  # fmt: skip
         if plan.tiles is not None:
-            extend.extend_attention(q, *pools, plan.tiles, *where, out, scale=layer.scale, window=layer.window)
+            extend.extend_attention(
+                q, *pools, plan.tiles, *where, out, scale=layer.scale, window=layer.window, sinks=layer.sinks
+            )
         return out.flatten(1)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:

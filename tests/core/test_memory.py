@@ -64,6 +64,7 @@ def test_quantised_kv(bits: float, factor: float) -> None:
 def test_int8_kv_counts_codes_and_scales(config: ModelConfig, computed: float, full: int, int8: int) -> None:
     found = [kv_bytes_per_token(config, kv_element_bytes(name, config.head_dim, computed)) for name in ("auto", "int8")]
     assert found == [full, int8]
+    assert kv_element_bytes("fp8", config.head_dim, computed) == kv_element_bytes("int8", config.head_dim, computed)
     sizes = [
         plan_memory(weight_bytes=0, buffer_bytes=0, kv_bytes_per_token=x, block_size=16, available_bytes=1 << 34)
         for x in found

@@ -151,6 +151,6 @@ def test_attention(dim, window, dtype):
         ops.kv.store(0, every, *(torch.from_numpy(pool).flatten(0, 1) for pool in (case.keys, case.values)))
         torch_step = TorchStep.build(case.batch, torch.zeros(3, dtype=torch.int64), 16)
         for seen in (None, window):
-            layer = SimpleNamespace(index=0, window=seen, scale=0.1)
+            layer = SimpleNamespace(index=0, window=seen, scale=0.1, sinks=None)
             result = ops.attention(torch.from_numpy(case.q), layer, torch_step)
             close(result, torch.from_numpy(case.expected(0.1, seen)), 4e-6 if dtype == torch.float32 else 2e-2)

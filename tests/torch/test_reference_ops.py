@@ -28,7 +28,8 @@ def config(heads: int = 6, kv_heads: int = 2, head_dim: int = 8, rotary: int | N
 
 def layer(window: int | None = None, **extra) -> SimpleNamespace:
     return SimpleNamespace(
-        **{"index": 0, "window": window, "scale": 0.3, "eps": 1e-5, "q_norm": None, "k_norm": None}, **extra
+        **{"index": 0, "window": window, "scale": 0.3, "eps": 1e-5, "q_norm": None, "k_norm": None, "sinks": None},
+        **extra,
     )
 
 

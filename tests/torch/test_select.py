@@ -49,6 +49,12 @@ def test_bad_options_are_refused(changes, message):
         BackendOptions(**changes)
 
 
+def test_an_fp8_cache_is_the_gpus(tiny):
+    checkpoint, config = open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_dtype="fp8")
+    with pytest.raises(ValueError, match="kv_cache_dtype is 'fp8'; on the CPU it must be one of auto, int8"):
+        load_backend("cpu", checkpoint, config)
+
+
 def test_the_pool_is_what_the_configuration_says(tiny):
     checkpoint = open_checkpoint(tiny("llama").folder)
     exact = BackendOptions(cpu_precision="exact", threads=1)

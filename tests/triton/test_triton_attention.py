@@ -48,10 +48,11 @@ def test_each_leaves_the_others_rows_alone():
     assert (extended(ops, q, step)[0] == 7).all()
 
 
-@pytest.mark.parametrize("window", [None, 13])
-def test_int8_cache(window):
+@pytest.mark.parametrize("kept, window", [(torch.int8, None), (torch.int8, 13), (torch.float8_e4m3fn, 13)])
+def test_quantised_cache(kept, window):
+    """Of e4m3 the kernels read the bits here, as on a GPU without instructions for it."""
     work = [(75, 1), (33, 5), (64, 1)]
-    ops, step, q = case(work, 2, 1, 64, torch.int8)
+    ops, step, q = case(work, 2, 1, 64, kept)
     wanted = ops.attention(q, ops.layer(window), step)
     found = torch.where(
         (torch.arange(7) % 6 == 0)[:, None],
@@ -59,6 +60,29 @@ def test_int8_cache(window):
         extended(ops, q, step, window=window),
     )
     close(found, wanted, 8)
+
+
+def test_e4m3_by_the_processors_own_conversion(monkeypatch):
+    ops, step, q = case([(33, 1), (20, 3)], 2, 1, 64, torch.float8_e4m3fn)
+    for module in (decode, extend):
+        monkeypatch.setattr(module, "readable", lambda pool: pool)
+    wanted = ops.attention(q, ops.layer(), step)
+    close(torch.where((torch.arange(4) == 0)[:, None], decoded(ops, q, step, 1), extended(ops, q, step)), wanted, 8)
+
+
+@pytest.mark.parametrize("splits, window", [(1, None), (4, 13)])
+def test_sinks(splits, window):
+    """One far above the scores, one far below, and others among them; a split may see nothing."""
+    ops, step, q = case([(75, 1), (33, 5), (0, 1)], 6, 2, 64, torch.float32)
+    sinks = torch.tensor([50.0, -200.0, 0.0, 1.0, 3.0, -1.0])
+    wanted = ops.attention(q, ops.layer(window, sinks=sinks), step)
+    found = torch.where(
+        torch.tensor([1, 0, 0, 0, 0, 0, 1]).bool()[:, None],
+        decoded(ops, q, step, splits, window=window, sinks=sinks),
+        extended(ops, q, step, window=window, sinks=sinks),
+    )
+    close(found, wanted, 8)
+    assert float(wanted.view(7, 6, 64)[:, 0].abs().max()) < 1e-6, "all of it went to the sink"
 
 
 def test_soft_cap():

@@ -8,7 +8,20 @@ from triton_setup import close, pool, reference_ops, shape, step_of
 
 pytest.importorskip("triton", reason="Triton is not installed: it exists for Linux only")
 
-from bireme.backends.cuda.kernels import activation, norm, rope
+import triton
+import triton.language as tl
+
+from bireme.backends.cuda.kernels import activation, e4m3, norm, rope
+
+widen, narrow = e4m3.widen, e4m3.narrow
+
+
+@triton.jit
+def e4m3_kernel(codes, wide, count, numbers, narrowed, more, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    tl.store(wide + lane, widen(tl.load(codes + lane, mask=lane < count, other=0), tl.float32), mask=lane < count)
+    tl.store(narrowed + lane, narrow(tl.load(numbers + lane, mask=lane < more, other=0.0)), mask=lane < more)
+
 
 DTYPES = [torch.float32, torch.float16]
 
@@ -93,9 +106,10 @@ def test_a_row_without_a_slot_stores_nothing():
     assert (mine.keys[0] == 7).all() and (mine.values[0] == 7).all()
 
 
-def test_an_int8_cache_is_written_as_the_reference_writes_it():
+@pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn])
+def test_a_quantised_cache_is_written_as_the_reference_writes_it(kept):
     config = shape(2, 2, 64)
-    ops, mine, step = reference_ops(config, torch.int8), pool(config, torch.int8), step_of([(5, 2), (0, 1)])
+    ops, mine, step = reference_ops(config, kept), pool(config, kept), step_of([(5, 2), (0, 1)])
     for array in (*ops.kv.arrays, *mine.arrays):
         array.fill_(7)
     qkv = torch.randn(3, 6 * 64)
@@ -110,3 +124,21 @@ def test_an_int8_cache_is_written_as_the_reference_writes_it():
     close(found, wanted)
     for one, other in zip(mine.arrays, ops.kv.arrays, strict=True):
         assert torch.equal(one.float().nan_to_num(-1), other.float().nan_to_num(-1))
+
+
+def test_e4m3_bit_for_bit():
+    """Every code, and float32 numbers of every size with ties among them, as torch converts them."""
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    codes[[0x7F, 0xFF]] = 0  # NaN: never stored, a row's scale tells of it
+    generator = torch.Generator().manual_seed(0)
+    random = torch.randn(1024, generator=generator) * 2.0 ** torch.randint(-14, 9, (1024,), generator=generator)
+    ties = codes.view(torch.float8_e4m3fn).float()
+    numbers = torch.cat((random, ties, (ties[:-1] + ties[1:]) / 2)).clamp(-448, 448)
+    assert torch.equal(e4m3_round_trip(codes, numbers)[0], ties)
+    assert torch.equal(e4m3_round_trip(codes, numbers)[1], numbers.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+def e4m3_round_trip(codes: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide, narrow = torch.empty(len(codes)), torch.empty(len(numbers), dtype=torch.uint8)
+    e4m3_kernel[(1,)](codes, wide, len(codes), numbers, narrow, len(numbers), BLOCK=2048)
+    return wide, narrow

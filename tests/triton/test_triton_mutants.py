@@ -34,6 +34,22 @@ def extend_is_right() -> None:
     close(extended(ops, q, step, window=13), ops.attention(q, ops.layer(13), step), 8)
 
 
+def sinks_are_right() -> None:
+    ops, step, q = case([(75, 1), (33, 5), (0, 1)], 6, 2, 64, torch.float32)
+    sinks = torch.tensor([50.0, -200.0, 0.0, 1.0, 3.0, -1.0])
+    wanted, decodes = ops.attention(q, ops.layer(sinks=sinks), step), [0, 6]
+    for splits in (1, 4):
+        close(decoded(ops, q, step, splits, sinks=sinks)[decodes], wanted[decodes], 8)
+    close(extended(ops, q, step, sinks=sinks)[1:6], wanted[1:6], 8)
+
+
+def e4m3_is_right() -> None:
+    ops, step, q = case([(75, 1), (33, 5)], 2, 1, 64, torch.float8_e4m3fn)
+    wanted = ops.attention(q, ops.layer(13), step)
+    close(decoded(ops, q, step, 2, window=13)[:1], wanted[:1], 8)
+    close(extended(ops, q, step, window=13)[1:], wanted[1:], 8)
+
+
 def norm_is_right() -> None:
     x, weight = torch.randn(2, 7), torch.ones(7)
     close(norm.rms_norm(x, weight, 1e-5), reference_ops().rms_norm(x, weight, 1e-5))
@@ -80,6 +96,11 @@ MUTANTS: list[tuple[str, str, str, str, Callable[[], None]]] = [
     ("decode", "decode_kernel", 'tl.where(seen[None, :], scores, float("-inf"))', "scores", decode_is_right),
     ("decode", "decode_kernel", "begin = tl.maximum(end - WINDOW, 0)", "begin = 0", decode_is_right),
     ("decode", "decode_kernel", "tl.minimum(from_tile + per_split, last_tile)", "from_tile + 1", decode_is_right),
+    ("decode", "decode_kernel", "total = total * fade + tl.exp(sink - higher)", "total *= fade", sinks_are_right),
+    ("decode", "join_kernel", "total += tl.exp(sink - highest)", "total += 0", sinks_are_right),
+    ("extend", "extend_kernel", "sinks + kv_head * GROUP + head", "sinks + head", sinks_are_right),
+    ("decode", "decode_kernel", "weights *= tl.load(value_scales", "_ = tl.load(value_scales", e4m3_is_right),
+    ("extend", "extend_kernel", "scores *= key_scale[None, :]", "scores *= 1", e4m3_is_right),
     ("decode", "join_kernel", "part * weight[:, None]", "part", decode_is_right),
     (
         "extend",

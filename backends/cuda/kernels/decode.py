@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from .architecture import readable
+from .cases import Case
+from .e4m3 import widen
 from .variant import Variant
 
 ROWS = 16  # the least rows a tensor core takes: a group of query heads, padded
@@ -19,11 +22,11 @@ PROGRAMS = 2 * 132  # enough to fill the largest GPU twice
 
 @triton.jit
 def decode_kernel(
-    q, keys, values, key_scales, value_scales, sequences, query_start, context_lens, block_tables,
+    q, keys, values, key_scales, value_scales, sinks, sequences, query_start, context_lens, block_tables,
     out, partial, peaks, sums, table_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, INT8: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCALED: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (n, kv, s): split s of the n-th decoding sequence, for the query heads that share KV head kv."""
     index, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -53,9 +56,9 @@ def decode_kernel(
         place = (page.to(tl.int64) * PAGE + at % PAGE) * KV_HEADS + kv_head
         # what is not seen is never read: it may be NaN, and 0 * NaN is NaN
         inside = seen[:, None] & (dim < DIM)[None, :]
-        k = tl.load(keys + place[:, None] * DIM + dim[None, :], mask=inside, other=0.0).to(query.dtype)
+        k = widen(tl.load(keys + place[:, None] * DIM + dim[None, :], mask=inside, other=0.0), query.dtype)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        if INT8:
+        if SCALED:
             scores *= tl.load(key_scales + place, mask=seen, other=0.0)[None, :]
         if SOFTCAP > 0:
             scores = SOFTCAP * (1 - 2 / (tl.exp(scores * (2 / SOFTCAP)) + 1))
@@ -63,12 +66,18 @@ def decode_kernel(
         higher = tl.maximum(peak, tl.max(scores, 1))
         fade, weights = tl.exp(peak - higher), tl.exp(scores - higher[:, None])
         total = total * fade + tl.sum(weights, 1)
-        if INT8:
+        if SCALED:
             weights *= tl.load(value_scales + place, mask=seen, other=0.0)[None, :]
-        v = tl.load(values + place[:, None] * DIM + dim[None, :], mask=inside, other=0.0).to(query.dtype)
+        v = widen(tl.load(values + place[:, None] * DIM + dim[None, :], mask=inside, other=0.0), query.dtype)
         mixed = tl.dot(weights.to(query.dtype), v, mixed * fade[:, None], input_precision="ieee")
         peak = higher
     if SPLITS == 1:
+        if SINKS:  # as a key whose value is zero
+            sink = tl.load(sinks + head, mask=row < GROUP, other=0.0)
+            higher = tl.maximum(peak, sink)
+            fade = tl.exp(peak - higher)
+            total = total * fade + tl.exp(sink - higher)
+            mixed *= fade[:, None]
         done = (mixed / total[:, None]).to(out.dtype.element_ty)
         tl.store(out + (token * HEADS + head)[:, None] * DIM + dim[None, :], done, mask=mine)
     else:
@@ -80,21 +89,33 @@ def decode_kernel(
 
 @triton.jit
 def join_kernel(
-    partial, peaks, sums, sequences, query_start, out,
-    HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    partial, peaks, sums, sinks, sequences, query_start, out,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (n, h): head h of the n-th decoding sequence from its splits. A split that saw nothing has peak -inf."""
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane, dim = tl.arange(0, LANES), tl.arange(0, BLOCK)
     slot = (index * HEADS + head) * SPLITS + lane
     peak = tl.load(peaks + slot, mask=lane < SPLITS, other=float("-inf"))
-    weight = tl.exp(peak - tl.max(peak, 0))
+    highest = tl.max(peak, 0)
+    if SINKS:
+        sink = tl.load(sinks + head)
+        highest = tl.maximum(highest, sink)
+    weight = tl.exp(peak - highest)
     total = tl.sum(tl.load(sums + slot, mask=lane < SPLITS, other=0.0) * weight, 0)
+    if SINKS:
+        total += tl.exp(sink - highest)
     inside = (lane < SPLITS)[:, None] & (dim < DIM)[None, :]
     part = tl.load(partial + slot[:, None] * DIM + dim[None, :], mask=inside, other=0.0)
     mixed = tl.sum(part * weight[:, None], 0) / total
     token = tl.load(query_start + tl.load(sequences + index)).to(tl.int64)
     tl.store(out + (token * HEADS + head) * DIM + dim, mixed.to(out.dtype.element_ty), mask=dim < DIM)
+
+
+def launch_shape(block: int) -> tuple[int, int]:
+    """Warps and stages for heads of up to ``block``: what keeps everything in registers."""
+    return (4, 3) if block <= 128 else (8, 2)
 
 
 def splits_for(count: int, kv_heads: int, longest: int) -> int:
@@ -117,57 +138,78 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     splits: int = 1,
 ) -> None:
     """Attention of the sequences that have one query each; the other rows of ``out`` are left alone.
 
     Args:
         q, out: [T, H, hd], contiguous.
-        keys, values: one layer's pools [num_blocks, block_size, KV, hd], of q's dtype or int8.
-        scales: for int8, those of keys and values, float32 [num_blocks, block_size, KV].
+        keys, values: one layer's pools [num_blocks, block_size, KV, hd], of q's dtype, int8 or e4m3.
+        scales: for int8 and e4m3, those of keys and values, float32 [num_blocks, block_size, KV].
         sequences: int32 [N], which sequences of the step.
         query_start, context_lens: int32 [S + 1], [S].
         block_tables: int32 [S, B].
         softcap: scores become ``softcap * tanh(score / softcap)``; 0: they stay.
+        sinks: float32 [H], a score for each head that joins the softmax and takes its share of it; None: none.
         splits: into how many parts each context is cut, see ``splits_for``.
     """
     count, (heads, dim), (page, kv_heads) = len(sequences), q.shape[1:], keys.shape[1:3]
     block = triton.next_power_of_2(dim)
+    warps, stages = launch_shape(block)
     partial = torch.empty((count, heads, splits, dim) if splits > 1 else (1,), dtype=torch.float32, device=q.device)
     peaks, sums = torch.empty((2, count, heads, splits), dtype=torch.float32, device=q.device)
     key_scales, value_scales = scales or (peaks, peaks)
+    sinks_or_none = peaks if sinks is None else sinks
     decode_kernel[(count, kv_heads, splits)](
-        q, keys, values, key_scales, value_scales, sequences, query_start, context_lens, block_tables,
+        q, readable(keys), readable(values), key_scales, value_scales, sinks_or_none, sequences, query_start,
+        context_lens, block_tables,
         out, partial, peaks, sums, block_tables.stride(0), scale,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page, WINDOW=window or 0, SOFTCAP=softcap,
-        INT8=scales is not None, SPLITS=splits, ROWS=max(ROWS, triton.next_power_of_2(heads // kv_heads)),
-        TILE=TILE, BLOCK=block, num_warps=4, num_stages=3 if block <= 128 else 2,
+        SCALED=scales is not None, SINKS=sinks is not None, SPLITS=splits,
+        ROWS=max(ROWS, triton.next_power_of_2(heads // kv_heads)), TILE=TILE, BLOCK=block,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         join_kernel[(count, heads)](
-            partial, peaks, sums, sequences, query_start, out, HEADS=heads, DIM=dim, SPLITS=splits,
-            LANES=triton.next_power_of_2(splits), BLOCK=block, num_warps=4,
+            partial, peaks, sums, sinks_or_none, sequences, query_start, out, HEADS=heads, DIM=dim,
+            SINKS=sinks is not None, SPLITS=splits, LANES=triton.next_power_of_2(splits), BLOCK=block, num_warps=4,
         )  # fmt: skip
 
 
 def variants() -> list[Variant]:
-    types = dict.fromkeys(("q", "keys", "values", "out"), "*bf16")
-    types |= dict.fromkeys(("key_scales", "value_scales", "partial", "peaks", "sums"), "*fp32")
+    types = dict.fromkeys(("out",), "*bf16")
+    types |= dict.fromkeys(("key_scales", "value_scales", "sinks", "partial", "peaks", "sums"), "*fp32")
     types |= dict.fromkeys(("sequences", "query_start", "context_lens", "block_tables"), "*i32")
     types |= {"table_stride": "i32", "scale": "fp32"}
-    shape = {"HEADS": 32, "KV_HEADS": 8, "PAGE": 16, "SOFTCAP": 0.0, "ROWS": ROWS, "TILE": TILE}
-    unaligned = frozenset({"table_stride"})
-    found = []
-    for dim, splits, window, int8 in ((64, 8, 0, 0), (128, 1, 0, 0), (128, 8, 0, 0), (128, 8, 4096, 0), (128, 8, 0, 1),
-                                      (256, 8, 0, 0)):  # fmt: skip
-        notes = (", one split" if splits == 1 else "") + (", window" if window else "") + (", int8" if int8 else "")
-        name = f"decode[{dim}{notes}]"
-        constants = shape | {"DIM": dim, "SPLITS": splits, "WINDOW": window, "INT8": bool(int8)}
-        constants["BLOCK"] = triton.next_power_of_2(dim)
-        kept = types | ({"keys": "*i8", "values": "*i8"} if int8 else {})
-        stages = 3 if dim <= 128 else 2
-        found.append(
-            Variant(name, decode_kernel, kept, constants, stages=stages, tensor_cores=True, unaligned=unaligned)
-        )
-    constants = {"HEADS": 32, "DIM": 128, "SPLITS": 8, "LANES": 8, "BLOCK": 128}
-    return [*found, Variant("join[128, 8 splits]", join_kernel, types, constants)]
+    join: dict[str, int] = {"HEADS": 32, "DIM": 128, "SINKS": False, "SPLITS": 8, "LANES": 8, "BLOCK": 128}
+    return [
+        *(_variant(case, types) for case in CASES),
+        Variant("join[128, 8 splits]", join_kernel, types, join),
+        Variant("join[64, 8 splits, sinks]", join_kernel, types, join | {"DIM": 64, "BLOCK": 64, "SINKS": True}),
+    ]
+
+
+def _variant(case: Case, types: dict[str, str]) -> Variant:
+    block = triton.next_power_of_2(case.dim)
+    warps, stages = launch_shape(block)
+    constants = case.constants() | {"SPLITS": 1 if "one split" in case.notes else 8, "TILE": TILE, "BLOCK": block}
+    constants["ROWS"] = max(ROWS, triton.next_power_of_2(case.group))
+    return Variant(
+        f"decode[{case}]", decode_kernel, types | case.types(), constants, warps, stages,
+        tensor_cores=True, unaligned=frozenset({"table_stride"}), architectures=case.architectures(),
+    )  # fmt: skip
+
+
+CASES = (
+    *(Case(dim) for dim in (64, 80, 96, 128, 256)),
+    *(Case(128, group=group) for group in (1, 2, 7, 8, 16)),
+    *(Case(dim, kept=kept) for dim in (64, 128, 256) for kept in ("int8", "e4m3", "e4m3 by bits")),
+    Case(128, half="fp16"),
+    Case(128, notes=("one split",)),
+    Case(128, window=4096),
+    Case(256, window=4096, softcap=50.0),
+    Case(64, group=8, window=128, sinks=True),
+    Case(64, group=8, sinks=True, notes=("one split",)),
+    Case(64, group=8, sinks=True, kept="e4m3"),
+)

@@ -5,14 +5,15 @@ A program's rows are the pairs of a query token and a head of the group, so that
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from .architecture import architecture, readable
+from .cases import Case
+from .e4m3 import widen
 from .variant import Variant
 
 
@@ -20,7 +21,7 @@ from .variant import Variant
 def _one_tile(
     query, keys, values, key_scales, value_scales, table, kv_head, tile, position, end, peak, total, mixed, scale,
     MASKED: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, INT8: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCALED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take TILE keys in. Without MASKED all of them are seen by every row."""
     at, dim = tile * TILE + tl.arange(0, TILE), tl.arange(0, BLOCK)
@@ -32,9 +33,9 @@ def _one_tile(
         page = tl.load(table + at // PAGE)
         inside = (dim < DIM)[None, :]
     place = (page.to(tl.int64) * PAGE + at % PAGE) * KV_HEADS + kv_head
-    k = tl.load(keys + place[:, None] * DIM + dim[None, :], mask=inside, other=0.0).to(query.dtype)
+    k = widen(tl.load(keys + place[:, None] * DIM + dim[None, :], mask=inside, other=0.0), query.dtype)
     scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-    if INT8:
+    if SCALED:
         if MASKED:
             key_scale = tl.load(key_scales + place, mask=exists, other=0.0)
             value_scale = tl.load(value_scales + place, mask=exists, other=0.0)
@@ -52,22 +53,23 @@ def _one_tile(
     base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
     fade, weights = tl.exp(peak - base), tl.exp(scores - base[:, None])
     total = total * fade + tl.sum(weights, 1)
-    if INT8:
+    if SCALED:
         if MASKED and WINDOW > 0:
             weights = tl.where(seen, weights * value_scale[None, :], 0.0)
         else:
             weights *= value_scale[None, :]
-    v = tl.load(values + place[:, None] * DIM + dim[None, :], mask=inside, other=0.0).to(query.dtype)
+    v = widen(tl.load(values + place[:, None] * DIM + dim[None, :], mask=inside, other=0.0), query.dtype)
     mixed = tl.dot(weights.to(query.dtype), v, mixed * fade[:, None], input_precision="ieee")
     return higher, total, mixed
 
 
 @triton.jit
 def extend_kernel(
-    q, keys, values, key_scales, value_scales, tiles, query_start, context_lens, block_tables, out, table_stride, scale,
+    q, keys, values, key_scales, value_scales, sinks, tiles, query_start, context_lens, block_tables, out,
+    table_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, INT8: tl.constexpr, ROWS: tl.constexpr, GROUP_ROWS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, UNMASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCALED: tl.constexpr, SINKS: tl.constexpr, ROWS: tl.constexpr, GROUP_ROWS: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, UNMASKED: tl.constexpr,
 ):  # fmt: skip
     """Program (t, kv): query tile t, for the query heads that share KV head kv."""
     index, kv_head = tl.program_id(0), tl.program_id(1)
@@ -97,13 +99,19 @@ def extend_kernel(
         for tile in range(0, masked_from):
             peak, total, mixed = _one_tile(
                 query, keys, values, key_scales, value_scales, table, kv_head, tile, position, end, peak, total, mixed,
-                scale, False, KV_HEADS, DIM, PAGE, WINDOW, SOFTCAP, INT8, TILE, BLOCK,
+                scale, False, KV_HEADS, DIM, PAGE, WINDOW, SOFTCAP, SCALED, TILE, BLOCK,
             )  # fmt: skip
     for tile in range(masked_from, highest // TILE + 1):
         peak, total, mixed = _one_tile(
             query, keys, values, key_scales, value_scales, table, kv_head, tile, position, end, peak, total, mixed,
-            scale, True, KV_HEADS, DIM, PAGE, WINDOW, SOFTCAP, INT8, TILE, BLOCK,
+            scale, True, KV_HEADS, DIM, PAGE, WINDOW, SOFTCAP, SCALED, TILE, BLOCK,
         )  # fmt: skip
+    if SINKS:  # as a key whose value is zero
+        sink = tl.load(sinks + kv_head * GROUP + head, mask=head < GROUP, other=0.0)
+        higher = tl.maximum(peak, sink)
+        fade = tl.exp(peak - higher)
+        total = total * fade + tl.exp(sink - higher)
+        mixed *= fade[:, None]
     tl.store(out + place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
@@ -120,18 +128,9 @@ def tile_shape(dim: int, element_bytes: int, arch: int) -> tuple[int, int, int, 
     return 64, 32, 8, 2
 
 
-@cache
-def architecture(device: torch.device) -> int:
-    """The compute capability of ``device``, as one of those that variants are compiled for; 80 for a CPU."""
-    if device.type != "cuda":
-        return 80
-    major, _ = torch.cuda.get_device_capability(device)
-    return {9: 90, 10: 100, 12: 120}.get(major, 80)
-
-
-def unmasked(device: torch.device) -> bool:
-    """Whether tiles that all rows see get a loop of their own: with mma.sync its registers cost more than the mask."""
-    return device.type != "cuda" or architecture(device) in (90, 100)
+def unmasked(arch: int, scaled: bool) -> bool:
+    """Whether tiles that all rows see get a loop of their own: its registers must not cost more than the mask does."""
+    return arch == 90 or (arch == 100 and not scaled)
 
 
 def query_tiles(
@@ -168,6 +167,7 @@ def extend_attention(
     scale: float,
     window: int | None = None,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of the queries in ``tiles`` (int32 [N, 2], see ``query_tiles``); other rows of ``out`` stay.
 
@@ -175,34 +175,47 @@ def extend_attention(
     """
     (heads, dim), (page, kv_heads) = q.shape[1:], keys.shape[1:3]
     block = triton.next_power_of_2(dim)
-    rows, tile, warps, stages = tile_shape(block, q.element_size(), architecture(q.device))
+    arch, scaled = architecture(q.device), scales is not None
+    rows, tile, warps, stages = tile_shape(block, q.element_size(), arch)
     group_rows = triton.next_power_of_2(heads // kv_heads)
     key_scales, value_scales = scales or (q, q)
     extend_kernel[(len(tiles), kv_heads)](
-        q, keys, values, key_scales, value_scales, tiles, query_start, context_lens, block_tables, out,
-        block_tables.stride(0), scale,
+        q, readable(keys), readable(values), key_scales, value_scales, q if sinks is None else sinks, tiles,
+        query_start, context_lens, block_tables, out, block_tables.stride(0), scale,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page, WINDOW=window or 0, SOFTCAP=softcap,
-        INT8=scales is not None, ROWS=max(rows, group_rows), GROUP_ROWS=group_rows, TILE=tile, BLOCK=block,
-        UNMASKED=unmasked(q.device), num_warps=warps, num_stages=stages,
+        SCALED=scaled, SINKS=sinks is not None, ROWS=max(rows, group_rows), GROUP_ROWS=group_rows,
+        TILE=tile, BLOCK=block, UNMASKED=unmasked(arch, scaled) or q.device.type == "cpu", num_warps=warps,
+        num_stages=stages,
     )  # fmt: skip
 
 
 def variants() -> list[Variant]:
-    types = dict.fromkeys(("q", "keys", "values", "out"), "*bf16")
-    types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32")
+    types = dict.fromkeys(("key_scales", "value_scales", "sinks"), "*fp32")
     types |= dict.fromkeys(("tiles", "query_start", "context_lens", "block_tables"), "*i32")
     types |= {"table_stride": "i32", "scale": "fp32"}
-    shape = {"HEADS": 32, "KV_HEADS": 8, "PAGE": 16, "SOFTCAP": 0.0, "GROUP_ROWS": 4}
-    found = []
-    for dim, window, int8 in ((64, 0, 0), (128, 0, 0), (128, 4096, 0), (128, 0, 1), (256, 0, 0)):
-        kept = types | ({"keys": "*i8", "values": "*i8"} if int8 else {})
-        for architectures in ((80, 120), (90, 100)):
-            rows, tile, warps, stages = tile_shape(dim, 2, architectures[0])
-            name = f"extend[{dim}{', window' if window else ''}{', int8' if int8 else ''}]"
-            constants = shape | {"DIM": dim, "BLOCK": dim, "WINDOW": window, "INT8": bool(int8)}
-            constants |= {"ROWS": rows, "TILE": tile, "UNMASKED": 90 in architectures}
-            found.append(
-                Variant(name, extend_kernel, kept, constants, warps, stages, tensor_cores=True,
-                        unaligned=frozenset({"table_stride"}), architectures=architectures)
-            )  # fmt: skip
-    return found
+    return [_variant(case, types, arch) for case in CASES for arch in case.architectures()]
+
+
+def _variant(case: Case, types: dict[str, str], arch: int) -> Variant:
+    block, scaled = triton.next_power_of_2(case.dim), bool(case.kept)
+    rows, tile, warps, stages = tile_shape(block, 2, arch)
+    group = triton.next_power_of_2(case.group)
+    constants = case.constants() | {"ROWS": max(rows, group), "GROUP_ROWS": group, "TILE": tile, "BLOCK": block}
+    constants["UNMASKED"] = unmasked(arch, scaled)
+    return Variant(
+        f"extend[{case}]", extend_kernel, types | case.types(), constants, warps, stages, tensor_cores=True,
+        unaligned=frozenset({"table_stride"}), architectures=(arch,),
+    )  # fmt: skip
+
+
+CASES = (
+    *(Case(dim) for dim in (64, 80, 96, 128, 256)),
+    *(Case(128, group=group) for group in (1, 2, 7, 8, 16)),
+    *(Case(dim, kept=kept) for dim in (64, 128, 256) for kept in ("int8", "e4m3", "e4m3 by bits")),
+    Case(128, half="fp16"),
+    Case(128, window=4096),
+    Case(128, window=4096, kept="e4m3"),
+    Case(256, window=4096, softcap=50.0),
+    Case(64, group=8, window=128, sinks=True),
+    Case(64, group=8, sinks=True, kept="e4m3"),
+)

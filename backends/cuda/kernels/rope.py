@@ -6,28 +6,34 @@ import torch
 import triton
 import triton.language as tl
 
+from ..kv import LARGEST
+from .e4m3 import narrow
 from .variant import Variant
 
 HEADS = 4  # heads a program takes: few enough that one token's heads still spread over many programs
 
 
 @triton.jit
-def _quantise(x):
-    """Codes int8 [R, BLOCK] and float32 scales [R, 1] of the rows of x, as ``kv.quantise`` has them."""
+def _quantise(x, LARGEST: tl.constexpr):
+    """Codes (int8, or e4m3 in uint8) [R, BLOCK] and float32 scales [R, 1] of the rows of x, as ``kv.quantise``."""
     wide = x.to(tl.float32)
     most = tl.max(tl.where(wide == wide, tl.abs(wide), float("inf")), 1)[:, None]
-    scale = tl.maximum(tl.div_rn(most, tl.full(most.shape, 127.0, tl.float32)), 1.1754943508222875e-38)
+    scale = tl.maximum(tl.div_rn(most, tl.full(most.shape, LARGEST, tl.float32)), 1.1754943508222875e-38)
     finite = most < float("inf")
     wide = tl.where(finite, wide, 0.0)
-    codes = tl.div_rn(wide, tl.broadcast_to(scale, wide.shape)) + 12582912.0 - 12582912.0  # 1.5 * 2^23: to even
-    return codes.to(tl.int8), tl.where(finite, scale, float("nan"))
+    codes = tl.div_rn(wide, tl.broadcast_to(scale, wide.shape))
+    scale = tl.where(finite, scale, float("nan"))
+    if LARGEST == 127:
+        return (codes + 12582912.0 - 12582912.0).to(tl.int8), scale  # 1.5 * 2^23: to even
+    else:
+        return narrow(codes), scale
 
 
 @triton.jit
 def rope_and_store_kernel(
     qkv, q_out, keys, values, key_scales, value_scales, q_norm, k_norm, cos, sin, positions, slots, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    INT8: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    LARGEST: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h): heads ``h * HEADS`` and on of token t, whichever of q, k and v they are.
 
@@ -69,11 +75,11 @@ def rope_and_store_kernel(
     head_v = stored & (head >= Q_HEADS + KV_HEADS) & (head < Q_HEADS + 2 * KV_HEADS)
     place = slot * KV_HEADS * DIM + dim
     is_k, is_v = head_k & (dim < DIM), head_v & (dim < DIM)
-    if INT8:
-        codes, scale = _quantise(rotated)
+    if LARGEST > 0:  # the largest code of a quantised pool
+        codes, scale = _quantise(rotated, LARGEST)
         tl.store(keys + place + (head - Q_HEADS) * DIM, codes, mask=is_k)
         tl.store(key_scales + slot * KV_HEADS + head - Q_HEADS, scale, mask=head_k)
-        codes, scale = _quantise(given)
+        codes, scale = _quantise(given, LARGEST)
         tl.store(values + place + (head - Q_HEADS - KV_HEADS) * DIM, codes, mask=is_v)
         tl.store(value_scales + slot * KV_HEADS + head - Q_HEADS - KV_HEADS, scale, mask=head_v)
     else:
@@ -101,7 +107,7 @@ def rope_and_store(
         table: cos and sin, float32 [positions, rotary_dim / 2].
         positions, slots: int64 [T]; a negative slot stores nothing.
         keys, values: the layer's pools [num_blocks, block_size, KV, hd].
-        scales: for int8 pools, those of keys and values, float32 [num_blocks, block_size, KV].
+        scales: for int8 and e4m3 pools, those of keys and values, float32 [num_blocks, block_size, KV].
     Returns:
         q [T, H, hd].
     """
@@ -112,10 +118,13 @@ def rope_and_store(
         return q
     q_norm, k_norm = norms or (qkv, qkv)
     key_scales, value_scales = scales or (qkv, qkv)
+    largest = LARGEST[keys.dtype] if scales else 0
+    if keys.dtype == torch.float8_e4m3fn:
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     rope_and_store_kernel[(tokens, triton.cdiv(heads, HEADS))](
         qkv, q, keys, values, key_scales, value_scales, q_norm, k_norm, *table, positions, slots, eps,
         Q_HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=table[0].shape[1], NORM=norms is not None,
-        INT8=scales is not None, HEADS=HEADS, BLOCK=triton.next_power_of_2(dim), num_warps=1 if dim <= 128 else 2,
+        LARGEST=largest, HEADS=HEADS, BLOCK=triton.next_power_of_2(dim), num_warps=1 if dim <= 128 else 2,
     )  # fmt: skip
     return q
 
@@ -125,10 +134,17 @@ def variants() -> list[Variant]:
     types |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "slots": "*i64", "eps": "fp32"}
     types |= {"key_scales": "*fp32", "value_scales": "*fp32"}
     found = []
-    for dim, norm, int8 in ((64, False, False), (128, False, False), (128, True, False), (128, False, True)):
-        constants = {"Q_HEADS": 32, "KV_HEADS": 8, "DIM": dim, "HALF": dim // 2, "NORM": norm, "INT8": int8}
-        constants |= {"HEADS": HEADS, "BLOCK": triton.next_power_of_2(dim)}
-        kept = types | ({"keys": "*i8", "values": "*i8"} if int8 else {})
-        name = f"rope_and_store[{dim}{', norm' if norm else ''}{', int8' if int8 else ''}]"
-        found.append(Variant(name, rope_and_store_kernel, kept, constants, 1 if dim <= 128 else 2))
+    for dim, norm, kept in (
+        (64, 0, ""), (80, 0, ""), (96, 0, ""), (128, 0, ""), (256, 0, ""), (128, 1, ""), (128, 0, "int8"),
+        (128, 1, "e4m3"), (64, 0, "e4m3"),
+    ):  # fmt: skip
+        block = triton.next_power_of_2(dim)
+        constants = {"Q_HEADS": 32, "KV_HEADS": 8, "DIM": dim, "HALF": dim // 2, "NORM": bool(norm), "HEADS": HEADS}
+        constants |= {"BLOCK": block, "LARGEST": {"": 0, "int8": 127, "e4m3": 448}[kept]}
+        pools = {"": "*bf16", "int8": "*i8", "e4m3": "*u8"}[kept]
+        name = ", ".join(filter(None, (str(dim), "norm" * norm, kept)))
+        found.append(
+            Variant(f"rope_and_store[{name}]", rope_and_store_kernel, types | {"keys": pools, "values": pools},
+                    constants, 1 if dim <= 128 else 2)
+        )  # fmt: skip
     return found
