@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from ..backends.cpu.ops import CpuOps
@@ -18,9 +17,9 @@ from ..backends.cuda.kv import KVPool
 from ..backends.cuda.ops import TorchOps
 from ..backends.cuda.rope import RopeTable
 from ..backends.cuda.step import TorchStep
-from ..core.step import StepBatch
 from ..models.config import ModelConfig
 from ..models.decoder import Layer
+from .batches import make_batch
 
 #: SmolLM2-135M.
 CONFIG = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5)
@@ -41,30 +40,11 @@ CASES = (
 )
 
 
-def make_batch(sequences: int, new: int, context: int) -> StepBatch:
-    """Sequences of equal length with their blocks scattered over the pool."""
-    blocks = -(-context // BLOCK)
-    tables = np.random.default_rng(0).permutation(sequences * blocks).reshape(sequences, blocks).astype(np.int32)
-    positions = np.arange(context - new, context)
-    return StepBatch(
-        step_id=0,
-        token_ids=np.zeros(sequences * new, np.int32),
-        positions=np.tile(positions, sequences).astype(np.int32),
-        slots=(tables[:, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK).reshape(-1),
-        query_start=np.arange(sequences + 1, dtype=np.int32) * new,
-        context_lens=np.full(sequences, context, np.int32),
-        block_tables=tables,
-        rows=np.arange(sequences, dtype=np.int32),
-        samples=np.ones(sequences, np.bool_),
-        copies=np.empty((0, 2), np.int32),
-    )
-
-
 class Case:
     """One shape of step, over a pool that ``kinds`` of Ops share."""
 
     def __init__(self, sequences: int, new: int, context: int, layers: int) -> None:
-        batch = make_batch(sequences, new, context)
+        batch = make_batch(sequences, new, context, BLOCK)
         config = replace(CONFIG, num_layers=layers)
         cpu = torch.device("cpu")
         self.kv = KVPool(config, batch.block_tables.size, BLOCK, torch.float32, cpu)

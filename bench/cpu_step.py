@@ -26,7 +26,7 @@ from ..core.config import EngineConfig
 from ..models.checkpoint import open_checkpoint
 from ..models.decoder import Layer
 from ..models.hub import resolve
-from .cpu_attention import make_batch
+from .batches import make_batch
 from .machine import describe, line
 
 
@@ -75,7 +75,7 @@ class TimedOps(CpuOps):
 
 def profile(backend: TorchBackend, sequences: int, new: int, context: int, steps: int) -> dict[str, float]:
     """Median milliseconds by operation, and of the "step" itself."""
-    batch = make_batch(sequences, new, context)
+    batch = make_batch(sequences, new, context, backend.info.block_size)
     seen: dict[str, list[float]] = defaultdict(list)
     for turn in range(steps + 2):
         TimedOps.spent.clear()

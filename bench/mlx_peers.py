@@ -3,7 +3,11 @@
 The weights are the model's GGUF decoded to a float32 folder; on Linux both run on the CPU with OpenBLAS. While one
 server is measured the other stands still. Prompts are text, greedy, to /v1/completions; every answer has its full
 length. Three things are measured: tokens per second at several numbers of users, the time to the first token of a
-short request sent while a long prompt is being read, and of requests that share a long prefix.
+short request sent while another user's long prompt is being read, and of requests that share a long prefix.
+
+OpenBLAS takes the threads that it finds cores for, the same on both sides; ours starts with one ``--threads``, which
+counts our own kernels' threads and so none of it. Run it on a machine that does nothing else: OpenBLAS's threads wait
+for each other by spinning, and a step takes twice as long where one of them has to share its core.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from .text import PromptMaker, load_tokenizer
 
 OURS, PEER = "bireme", "mlx_lm.server"
 REQUESTS = {1: 3, 4: 8, 8: 16}  # others: twice the concurrency
+PARTS = ("rate", "long", "prefix")
 LONG_AHEAD = 1.0  # seconds that the long prompt has been read for when the short request comes
 
 
@@ -61,10 +66,13 @@ class Bench:
         return self.text(self.maker.distinct(length), tokens)
 
     def run(self) -> None:
-        for concurrency in self.asked.concurrency:
-            self.rate(concurrency)
-        self.while_a_long_prompt_is_read()
-        self.shared_prefix()
+        if "rate" in self.asked.parts:
+            for concurrency in self.asked.concurrency:
+                self.rate(concurrency)
+        if "long" in self.asked.parts:
+            self.while_a_long_prompt_is_read()
+        if "prefix" in self.asked.parts:
+            self.shared_prefix()
 
     def rate(self, concurrency: int) -> None:
         count = REQUESTS.get(concurrency, 2 * concurrency)
@@ -110,11 +118,12 @@ class Bench:
 
 
 async def _overtake(target: Target, long: Prompt, short: Prompt) -> tuple[float | None, float | None]:
-    """Seconds to the first token of ``short``, sent once ``long`` is being read, and of ``long``."""
+    """Seconds to the first token of ``short``, sent by somebody else once ``long`` is being read, and of ``long``."""
+    one, other = (dataclasses.replace(target, extra=target.extra | {"user": name}) for name in ("one", "other"))
     async with httpx.AsyncClient(timeout=target.timeout, trust_env=False) as client:
-        reading = asyncio.create_task(ask(client, target, long, time.perf_counter()))
+        reading = asyncio.create_task(ask(client, one, long, time.perf_counter()))
         await asyncio.sleep(LONG_AHEAD)
-        quick = await ask(client, target, short, time.perf_counter())
+        quick = await ask(client, other, short, time.perf_counter())
         slow = await reading
     return _first(quick), _first(slow)
 
@@ -131,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = float32_folder(model, Path(scratch) / "model", never_ends=True)
         servers: list[Server] = []
         try:
-            servers.append(start_bireme(OURS, folder, device="mlx", threads=1, parallel=max(asked.concurrency)))
+            servers.append(start_bireme(OURS, folder, device="mlx", threads=1, parallel=max(2, *asked.concurrency)))
             servers.append(_start_peer(folder))
             bench = Bench(servers, load_tokenizer(folder), asked)
             for server in servers:
@@ -160,6 +169,7 @@ def _start_peer(folder: Path) -> Server:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bireme.bench.mlx_peers", description=__doc__)
     parser.add_argument("--model", default="demo", help="a GGUF file, or what `bireme serve` takes for one")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="measure only these")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--prompt-tokens", type=int, default=180)
     parser.add_argument("--output-tokens", type=int, default=48)

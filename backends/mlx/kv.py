@@ -26,11 +26,11 @@ LARGEST = 127.0
 class Keys:
     """Which cached tokens a group of G sequences reads, L each.
 
-    ``slots`` int32 [G, L]; ``rows`` int32 [G, KV, L], the same as rows of a pool seen as [slots * KV, hd], on Metal.
+    ``slots`` int32 [G, L]; ``rows`` int32 [G, KV, L], the same as rows of a pool seen as [slots * KV, hd].
     """
 
     slots: Array
-    rows: Array | None
+    rows: Array
 
 
 class KVPool:
@@ -51,7 +51,6 @@ class KVPool:
         self.stored_dtype = "int8" if quantized else dtype_name(dtype)
         geometry = Geometry(config.num_heads, self.kv_heads, self.head_dim, block_size, dtype_name(dtype), quantized)
         self.paged = geometry if available() and geometry.fits else None  # how our kernel reads it where it lies
-        self.by_head = on_metal()  # how ``gather`` reads: the fewest bytes moved there, the fastest copies on a CPU
         self._decode = _decoder(dtype)
         layers, scaled = config.num_layers, config.num_layers if quantized else 0
         self.keys, self.values = (_zeros(shape, mx.int8 if quantized else dtype, layers) for _ in range(2))
@@ -91,8 +90,6 @@ class KVPool:
 
     def read(self, slots: Array) -> Keys:
         """``slots`` int32 [G, L], prepared once for all layers that read them."""
-        if not self.by_head:
-            return Keys(slots, None)
         heads = mx.arange(self.kv_heads, dtype=mx.int32)
         return Keys(slots, slots[:, None, :] * self.kv_heads + heads[None, :, None])
 
@@ -107,11 +104,7 @@ class KVPool:
 
     def _gather(self, pool: Array, keys: Keys) -> Array:
         """[G, KV, L, hd]; of scales [G, KV, L]."""
-        rest = pool.shape[3:]
-        if keys.rows is not None:
-            return mx.take(pool.reshape(-1, *rest), keys.rows, axis=0)
-        tokens = mx.take(pool.reshape(self.num_blocks * self.block_size, -1), keys.slots, axis=0)
-        return mx.contiguous(tokens.reshape(*keys.slots.shape, self.kv_heads, *rest).swapaxes(1, 2))
+        return mx.take(pool.reshape(-1, *pool.shape[3:]), keys.rows, axis=0)
 
     def free(self) -> None:
         """Let go of the memory."""

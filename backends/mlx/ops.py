@@ -6,13 +6,12 @@ some models' residuals leave float16's range.
 
 from __future__ import annotations
 
-import math
-
 from ...models.config import ModelConfig
 from ...models.decoder import Layer
+from . import cpu
 from .kv import KVPool
 from .library import Array, mx, on_metal
-from .linear import Embedding, Linear
+from .linear import DenseLinear, Embedding, Linear
 from .metal.attention import paged_attention
 from .metal.kernel import available
 from .metal.norm_rope import norm_rope
@@ -32,14 +31,15 @@ class MlxOps:
         self.dtype = dtype
         self.residual = mx.float32 if dtype == mx.float16 else dtype
         metal = on_metal()  # elementwise chains become one kernel there; on a CPU that would need a compiler
+        self._on_cpu = not metal and dtype == mx.float32
         self._turn = mx.compile(turn, shapeless=True) if metal else turn
-        self._swiglu = mx.compile(_swiglu, shapeless=True) if metal else _swiglu_cpu
+        self._swiglu = cpu.swiglu if self._on_cpu else mx.compile(swiglu, shapeless=True) if metal else swiglu
 
     def embedding(self, weight: Embedding, token_ids: Array) -> Array:
         return weight(token_ids).astype(self.residual)
 
     def linear(self, x: Array, weight: Linear) -> Array:
-        return weight(x)
+        return cpu.multiply(x, weight) if self._on_cpu and isinstance(weight, DenseLinear) else weight(x)
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return mx.fast.rms_norm(x, weight, eps).astype(self.dtype)
@@ -65,7 +65,7 @@ class MlxOps:
         return q
 
     def attention(self, q: Array, layer: Layer, step: MlxStep) -> Array:
-        groups = step.attention_groups(layer.window, self.config.num_heads)
+        groups = step.attention_groups(layer.window, self.config.num_heads, tiled=not self._on_cpu)
         outs, queued = [], 0
         for group in groups.parts:
             if isinstance(group, PagedGroup):
@@ -85,8 +85,12 @@ class MlxOps:
     def _attend(self, q: Array, layer: Layer, group: Group) -> Array:
         """Attention of ``q`` [G * Q, H, hd] over the group's keys: [G * Q, H * hd]."""
         total, heads, dim = q.shape
-        q = q.reshape(group.sequences, -1, heads, dim).swapaxes(1, 2)
         k, v = self.kv.gather(layer.index, group.keys)
+        if self._on_cpu:
+            if group.sequences == total:
+                return cpu.attend_decodes(q, k, v, layer.scale, group.mask)
+            return cpu.attend_chunk(q, k, v, layer.scale, layer.window)
+        q = q.reshape(group.sequences, -1, heads, dim).swapaxes(1, 2)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=layer.scale, mask=group.mask)
         return out.swapaxes(1, 2).reshape(total, heads * dim)
 
@@ -98,10 +102,6 @@ class MlxOps:
         return x[index]
 
 
-def _swiglu(gate: Array, up: Array) -> Array:
+def swiglu(gate: Array, up: Array) -> Array:
+    """``gate * sigmoid(gate) * up``"""
     return gate * mx.sigmoid(gate) * up
-
-
-def _swiglu_cpu(gate: Array, up: Array) -> Array:
-    """The same through powers of two, which MLX computes several times as fast on a CPU as its sigmoid."""
-    return gate / (1 + mx.power(2.0, gate * -math.log2(math.e))) * up

@@ -17,7 +17,7 @@ from ...models.decoder import Decoder
 from ...models.weight import Checkpoint, Progress
 from ..base import BackendInfo
 from ..options import BackendOptions
-from . import memory, rehearsal
+from . import cpu, memory, rehearsal
 from .kv import KVPool
 from .library import BLAS_PROBLEM, Array, mx, on_metal
 from .ops import MlxOps
@@ -45,11 +45,15 @@ class MlxBackend:
         progress: Progress | None = None,
         *,
         max_in_flight: int | None = None,
+        ops: type[MlxOps] = MlxOps,
     ) -> None:
         self._owner = threading.get_ident()
+        self._make_ops = ops
         model = checkpoint.config
         storage = choose_storage(checkpoint, options or BackendOptions())
         loader = MlxLoader(checkpoint, storage.dtype, storage.quantized, progress)
+        if not on_metal():
+            cpu.keep_freed_memory()
         planner = memory.Planner(checkpoint, config, loader)
         memory.set_limits(planner.plan())  # a model that does not fit is refused here, before a weight is read
         self._decoder: Decoder | None = Decoder(model, loader)
@@ -83,7 +87,7 @@ class MlxBackend:
     def _begin(self, model: ModelConfig, config: EngineConfig, dtype: Array, num_blocks: int) -> None:
         """Make all that steps leave their traces in."""
         self._kv = KVPool(model, num_blocks, config.block_size, dtype, config.kv_cache_dtype == "int8")
-        self._ops: MlxOps | None = MlxOps(model, self._kv, dtype)
+        self._ops: MlxOps | None = self._make_ops(model, self._kv, dtype)
         self._sampler: Sampler | None = Sampler(config.max_num_seqs, model.vocab_size)
         self._last_tokens: Array = mx.zeros((config.max_num_seqs,), mx.int32)
 

@@ -93,14 +93,15 @@ class MlxStep:
             settle=settle,
         )
 
-    def attention_groups(self, window: int | None, heads: int) -> Groups:
+    def attention_groups(self, window: int | None, heads: int, tiled: bool = True) -> Groups:
         """How the attention of layers with ``window`` walks this step.
 
-        Decodes of similar length share a group; a chunk is cut into tiles of queries. No group holds more than
-        GROUP_ELEMENTS, LEAST_TILE queries over their whole context excepted.
+        Decodes of similar length share a group; a chunk is cut into tiles of queries, or, unless ``tiled``, left whole
+        for an attention that cuts and masks it itself. No group holds more than GROUP_ELEMENTS, LEAST_TILE queries (of
+        a whole chunk, its keys) over their whole context excepted.
         """
         if window not in self.groups:
-            self.groups[window] = _Cut(self, window, heads).groups()
+            self.groups[window] = _Cut(self, window, heads, tiled).groups()
         return self.groups[window]
 
 
@@ -112,9 +113,9 @@ def put(array: NDArray[Any]) -> Array:
 class _Cut:
     """Cuts one step into groups."""
 
-    def __init__(self, step: MlxStep, window: int | None, heads: int) -> None:
+    def __init__(self, step: MlxStep, window: int | None, heads: int, tiled: bool) -> None:
         self.batch, self.kv = step.host, step.kv
-        self.window = window
+        self.window, self.tiled = window, tiled
         self.per_key = 2 * step.kv.kv_heads * step.kv.head_dim  # elements gathered for a key
         self.heads = heads
         lengths = np.diff(self.batch.query_start)
@@ -184,6 +185,7 @@ class _Cut:
             begin, end = (int(i) for i in self.batch.query_start[sequence : sequence + 2])
             context = int(self.batch.context_lens[sequence])
             tile = min(TILE, max(LEAST_TILE, GROUP_ELEMENTS // (context * self.heads)))
+            tile = tile if self.tiled else end - begin
             for start in range(begin, end, tile):
                 groups.append(self._chunk_group(int(sequence), start, min(start + tile, end)))
         return groups
@@ -194,7 +196,7 @@ class _Cut:
         query = self.batch.positions[start:stop].astype(np.int64)
         keys = np.arange(int(self._first(query[:1])[0]), int(query[-1]) + 1)
         mask: Array | str = "causal"
-        if self.window and len(keys) > self.window:
+        if self.window and len(keys) > self.window and self.tiled:
             visible = (keys <= query[:, None]) & (keys > query[:, None] - self.window)
             mask = mx.array(visible[None, None])
         slots = self._slots(np.array(sequence), keys)[None]

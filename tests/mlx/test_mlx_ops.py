@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from steps import LogitTap
 
-from bireme.backends.mlx import kv, ops
+from bireme.backends.mlx import cpu, kv, ops
 from bireme.backends.mlx.library import mx
+from bireme.backends.mlx.linear import DenseLinear
 from bireme.backends.mlx.rope import RotaryTable, turn
 from bireme.models.config import RopeConfig
 
@@ -38,7 +39,7 @@ def test_logits_equal_mlx_lms(tiny, on_mlx, name):
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
 def test_metals_ways_give_the_same(tiny, on_mlx, monkeypatch, name):
-    """The gather by head and the sigmoid that a Mac uses, on a CPU: one flat batch of decodes and chunks."""
+    """The attention and the sigmoid that a Mac uses, on a CPU: one flat batch of decodes and chunks."""
     prompts = [IDS[n : n + 11 * n + 3] for n in range(6)]
 
     def run() -> list[list[int]]:
@@ -65,7 +66,7 @@ def test_compiled_chains_serve_every_length():
 
     def counted_swiglu(*arrays):
         traced["swiglu"] += 1
-        return ops._swiglu(*arrays)
+        return ops.swiglu(*arrays)
 
     fast_turn, fast_swiglu = mx.compile(counted_turn, shapeless=True), mx.compile(counted_swiglu, shapeless=True)
     table = RotaryTable(RopeConfig(), 16)
@@ -75,8 +76,7 @@ def test_compiled_chains_serve_every_length():
         x = mx.array(rng.standard_normal((tokens, 6, 16)).astype(np.float32))
         np.testing.assert_allclose(np.array(rotation(x, fast_turn)), np.array(rotation(x, turn)), atol=1e-6)
         gate, up = mx.split(mx.array(rng.standard_normal((tokens, 96)).astype(np.float32)), 2, axis=-1)
-        np.testing.assert_allclose(np.array(fast_swiglu(gate, up)), np.array(ops._swiglu(gate, up)), atol=1e-6)
-        np.testing.assert_allclose(np.array(ops._swiglu_cpu(gate, up)), np.array(ops._swiglu(gate, up)), atol=1e-6)
+        np.testing.assert_allclose(np.array(fast_swiglu(gate, up)), np.array(ops.swiglu(gate, up)), atol=1e-6)
     assert traced == {"turn": 1, "swiglu": 1}
 
 
@@ -86,3 +86,66 @@ def test_angles_are_exact_far_out():
     rotation = RotaryTable(RopeConfig(), 4).at(positions)
     wanted = np.cos(positions.astype(np.float64)[:, None] * 10000.0 ** -np.array([0, 0.5]))
     np.testing.assert_allclose(np.array(rotation.cos)[:, 0, :2], wanted, atol=1e-7)
+
+
+@pytest.fixture(params=["few", "many"])
+def size_of_arrays(request, monkeypatch):
+    """Both of the CPU's ways to an exponential, whatever the size."""
+    monkeypatch.setattr(cpu, "FEW", 1 << 40 if request.param == "few" else 0)
+    return request.param
+
+
+def test_powers_of_two_on_a_cpu(size_of_arrays):
+    x = np.concatenate([np.linspace(-126, 127, 100_001), np.linspace(-1, 1, 10_001)]).astype(np.float32)
+    np.testing.assert_allclose(np.array(cpu.exp2(mx.array(x))), np.exp2(x.astype(np.float64)), rtol=4e-7)
+    odd = np.array(cpu.exp2(mx.array([-1e30, -np.inf, -127.0, np.nan])))
+    assert (odd[:3] < 1.2e-38).all() and (odd[:3] >= 0).all() and np.isnan(odd[3])
+
+
+def test_swiglu_on_a_cpu(size_of_arrays):
+    gate = np.concatenate([np.linspace(-100, 100, 9_999), [-3e4, 3e4, np.nan]]).astype(np.float32)
+    up = np.random.default_rng(0).standard_normal(len(gate)).astype(np.float32)
+    plain = np.array(ops.swiglu(mx.array(gate), mx.array(up)))
+    np.testing.assert_allclose(np.array(cpu.swiglu(mx.array(gate), mx.array(up))), plain, rtol=2e-6, atol=1e-30)
+    assert np.isnan(plain[-1])
+
+
+def heads_of(rng, *shape):
+    return mx.array(rng.standard_normal(shape).astype(np.float32))
+
+
+def test_decodes_on_a_cpu_attend_as_mlx_does(size_of_arrays):
+    rng = np.random.default_rng(2)
+    q, k, v = heads_of(rng, 5, 6, 16), heads_of(rng, 5, 2, 70, 16), heads_of(rng, 5, 2, 70, 16)
+    seen = mx.array(np.arange(70) < np.array([70, 1, 33, 64, 69])[:, None])[:, None, None, :]
+    for mask in (None, seen):
+        wanted = mx.fast.scaled_dot_product_attention(q[:, :, None], k, v, scale=0.3, mask=mask)[:, :, 0]
+        found = cpu.attend_decodes(q, k, v, 0.3, mask)
+        np.testing.assert_allclose(np.array(found).reshape(5, 6, 16), np.array(wanted), atol=2e-6)
+
+
+@pytest.mark.parametrize("tile", [1, 16, 1000])
+@pytest.mark.parametrize("window", [None, 1, 7, 64])
+def test_a_chunk_on_a_cpu_attends_as_mlx_does(size_of_arrays, monkeypatch, tile, window):
+    monkeypatch.setattr(cpu, "TILE_SCORES", 0)
+    monkeypatch.setattr(cpu, "FEWEST", tile)
+    monkeypatch.setattr(cpu, "MOST", tile)
+    rng, (queries, keys) = np.random.default_rng(3), (37, 90)
+    q, k, v = heads_of(rng, queries, 4, 8), heads_of(rng, 1, 2, keys, 8), heads_of(rng, 1, 2, keys, 8)
+    query, key = np.arange(keys - queries, keys)[:, None], np.arange(keys)
+    seen = (key <= query) & (key > query - (window or keys))
+    wanted = mx.fast.scaled_dot_product_attention(q.swapaxes(0, 1)[None], k, v, scale=0.5, mask=mx.array(seen))
+    found = np.array(cpu.attend_chunk(q, k, v, 0.5, window)).reshape(queries, 4, 8)
+    np.testing.assert_allclose(found, np.array(wanted)[0].swapaxes(0, 1), atol=2e-6)
+
+
+def test_rows_of_zeros_change_no_product():
+    rng = np.random.default_rng(4)
+    weight = DenseLinear(mx.array(rng.standard_normal((24, 40)).astype(np.float32)), mx.array(np.ones(24, np.float32)))
+    asked = []
+    for count in range(1, 40):
+        x = mx.array(rng.standard_normal((count, 40)).astype(np.float32))
+        found = cpu.multiply(x, lambda rows: (asked.append(len(rows)), weight(rows))[1])
+        assert found.shape == (count, 24)
+        np.testing.assert_allclose(np.array(found), np.array(weight(x)), atol=1e-5)
+    assert asked == [n if n % 16 < 4 else -(-n // 16) * 16 for n in range(1, 40)]

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from bireme.backends.mlx import ops, step
+from bireme.backends.mlx import cpu, ops, step
 from bireme.backends.mlx.kv import KVPool
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.metal.attention import MOST_QUERIES, Geometry
@@ -106,16 +106,23 @@ def test_garbage_that_nobody_owns_is_never_seen(tiny, on_mlx, name):
     assert not any(any(track.nan) for track in tracks)
 
 
-def test_a_long_prompt_has_a_bounded_workspace(tiny, on_mlx, monkeypatch):
+@pytest.mark.parametrize("way", ["plain", "cpu"])
+def test_a_long_prompt_has_a_bounded_workspace(tiny, on_mlx, monkeypatch, way):
     """500 queries over 500 keys in 4 heads are a million scores; in tiles of 16 they come in pieces of 32,000."""
+    if way == "plain":
+        monkeypatch.setattr(ops, "on_metal", lambda: True)
+        monkeypatch.setattr(mx, "compile", lambda function, shapeless: function)
     prompt = ids(500)
     whole = on_mlx(tiny("llama").folder)
     wanted = whole.generate([whole.add(prompt)], 4)
     monkeypatch.setattr(step, "TILE", 500)
+    monkeypatch.setattr(cpu, "MOST", 500)
+    monkeypatch.setattr(cpu, "TILE_SCORES", 1 << 30)
     free = on_mlx(tiny("llama").folder)
     at_once = extra_bytes(lambda: free.step([(free.add(prompt), 500)]))
     monkeypatch.setattr(step, "GROUP_ELEMENTS", 1000)
     monkeypatch.setattr(ops, "QUEUED_ELEMENTS", 1000)
+    monkeypatch.setattr(cpu, "TILE_SCORES", 1000)
     driver = on_mlx(tiny("llama").folder, max_in_flight=2)
     track = driver.add(prompt)
     tiled = extra_bytes(lambda: driver.step([(track, 500)]))
