@@ -68,10 +68,11 @@ class JsonCalls(Machine):
                 return False
 
     def closing(self, mark: str) -> Steps[bool]:
-        """After a call: take ``mark``, and stray brackets before it. Without the mark they are content."""
+        """After a call: take ``mark``, be it cut off by the text's end, and stray brackets before it. Without the mark
+        they are content."""
         stray: list[str] = []
         yield from self.run_of(_STRAY, stray.append)
-        if (yield from self.take(mark)):
+        if (yield from self.take(mark)) or self.take_beginning(mark):
             return True
         self.content.push("".join(stray))
         return False

@@ -117,6 +117,13 @@ class Machine(ABC):
         self._at += len(literal)
         return True
 
+    def take_beginning(self, literal: str) -> bool:
+        """Where ``take`` failed: consume the beginning of ``literal`` in which the text ended, if it did."""
+        rest = self._text[self._at :]
+        found = bool(rest) and literal.startswith(rest)
+        self._at += len(rest) if found else 0
+        return found
+
     def take_any(self, literals: Sequence[str]) -> Steps[str]:
         """Consume the first of ``literals`` that comes next; "" where none does."""
         for literal in literals:

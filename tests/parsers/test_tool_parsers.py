@@ -81,6 +81,7 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, str, bool]]]] = [
     ("hermes", '<tool_call>{"name": "get_time"}</tool_call> done', "done", [TIME]),
     ("hermes", HERMES_CALL.removesuffix("\n</tool_call>"), "", [PARIS]),
     ("hermes", HERMES_CALL.replace("}\n<", "}}\n<"), "", [PARIS]),
+    ("hermes", HERMES_CALL.removesuffix("call>"), "", [PARIS]),
     ("hermes", f"<tool_call>[{HERMES_CALL[12:-13]}, {HERMES_TIME[12:-13]}]</tool_call>", "", [PARIS, TIME]),
     (
         "hermes",
