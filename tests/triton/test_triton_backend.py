@@ -16,13 +16,15 @@ from bireme.backends.cuda import quantized as layers
 from bireme.backends.cuda.quantized import PlanarLoader
 from bireme.backends.cuda.runner import TorchBackend
 from bireme.backends.cuda.triton_ops import TritonOps
+from bireme.backends.cuda.triton_sampler import TritonSampler
 from bireme.backends.cuda.weights import DenseLinear, DenseLoader
 from bireme.core.config import EngineConfig
+from bireme.core.request import SamplingParams
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.weight import Weight
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_a_mixed_step(dtype):
     config = shape(4, 2, 64)
     reference, step = reference_ops(config, dtype), step_of([(33, 1), (20, 5), (0, 1)])
@@ -35,14 +37,14 @@ def test_a_mixed_step(dtype):
 
 
 def test_a_model_says_the_same(tiny):
-    """A chunked prompt and decodes beside it."""
+    """A chunked prompt and decodes beside it, one of them drawn by chance."""
     made = []
-    for ops in (None, TritonOps):
+    for parts in ({}, {"ops": TritonOps, "sampler": TritonSampler}):
         checkpoint = open_checkpoint(tiny("qwen3").folder)
         loader = DenseLoader(checkpoint, torch.float32, CPU)
-        backend = TorchBackend(checkpoint, EngineConfig(block_size=16), loader, **({"ops": ops} if ops else {}))
+        backend = TorchBackend(checkpoint, EngineConfig(block_size=16), loader, **parts)
         driver = Driver(backend)
-        tracks = [driver.add(range(40, 58), row=0), driver.add([5, 6, 7], row=1)]
+        tracks = [driver.add(range(40, 58), row=0), driver.add([5, 6, 7], SamplingParams(seed=4), row=1)]
         made.append(driver.generate(tracks, 2, chunk=16))
     assert made[0] == made[1]
 

@@ -61,6 +61,16 @@ def test_swiglu(rows, width, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_geglu(approximate, dtype):
+    x = (torch.randn(3, 2 * 1030, generator=torch.Generator().manual_seed(1)) * 4).to(dtype)
+    x[0, :3] = torch.tensor([-12.0, 60.0, 0.0])
+    found = activation.geglu(x, approximate)
+    close(found, activation.geglu_reference(x.float(), approximate).to(dtype))
+    assert activation.geglu(x[:0], approximate).shape == (0, 1030)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     "heads, kv_heads, dim, rotary",

@@ -17,7 +17,7 @@ from triton.runtime.errors import InterpreterError
 from triton_attention import case, decoded, extended
 from triton_sampling import CHUNK, VOCAB, Pair
 
-from bireme.backends.cuda.kernels import norm, quantized, sampler
+from bireme.backends.cuda.kernels import activation, norm, quantized, sampler
 from bireme.backends.cuda.planes import planes
 from bireme.core.request import SamplingParams
 
@@ -48,6 +48,13 @@ def e4m3_is_right() -> None:
     wanted = ops.attention(q, ops.layer(13), step)
     close(decoded(ops, q, step, 2, window=13)[:1], wanted[:1], 8)
     close(extended(ops, q, step, window=13)[1:], wanted[1:], 8)
+
+
+def gates_are_right() -> None:
+    """Nothing beyond the last column is written: it would be the next row's first."""
+    x = torch.randn(3, 2 * 7)
+    for approximate in ("none", "tanh"):
+        close(activation.geglu(x, approximate), activation.geglu_reference(x, approximate))
 
 
 def norm_is_right() -> None:
@@ -96,6 +103,8 @@ MUTANTS: list[tuple[str, str, str, str, Callable[[], None]]] = [
     ("decode", "decode_kernel", 'tl.where(seen[None, :], scores, float("-inf"))', "scores", decode_is_right),
     ("decode", "decode_kernel", "begin = tl.maximum(end - WINDOW, 0)", "begin = 0", decode_is_right),
     ("decode", "decode_kernel", "tl.minimum(from_tile + per_split, last_tile)", "from_tile + 1", decode_is_right),
+    ("activation", "gated_kernel", "0.044715 * gate", "0.0 * gate", gates_are_right),
+    ("activation", "gated_kernel", "row * 2 * width + width + column", "row * 2 * width + column", gates_are_right),
     ("decode", "decode_kernel", "total = total * fade + tl.exp(sink - higher)", "total *= fade", sinks_are_right),
     ("decode", "join_kernel", "total += tl.exp(sink - highest)", "total += 0", sinks_are_right),
     ("extend", "extend_kernel", "sinks + kv_head * GROUP + head", "sinks + head", sinks_are_right),

@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: it exist
 from bireme.backends.cuda.resources import Resources, all_variants  # noqa: E402
 
 TABLE = Path(__file__).with_name("resources.json")
-ANEW = ["decode[128]", "extend[128]", "matrix[Q4_K, 16]", "vector[Q4_K, 1]", "rope_and_store[128]"]
+ANEW = ["decode[128]", "extend[128]", "matrix[Q4_K, 16]", "vector[Q4_K, 1]", "rope_and_store[128]", "weigh"]
 
 
 def table() -> tuple[str, dict[tuple[str, int], Resources]]:
