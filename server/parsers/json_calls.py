@@ -6,7 +6,7 @@ import json
 import re
 
 from .machine import Machine, Sink, Steps
-from .tools import Tools, dumps, is_name
+from .tools import Tools, is_name
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters", "args", "input"})
 #: What a call may hold beside its arguments. Where any JSON may be an answer, an object with other keys is no call.
@@ -166,4 +166,4 @@ def _unwrapped(text: str) -> str:
         value.encode()
     except (ValueError, RecursionError):
         return text
-    return value if isinstance(inner, dict) else dumps(inner)
+    return value if isinstance(inner, dict) else text

@@ -78,9 +78,13 @@ def _kinds(schema: Any, depth: int) -> Iterable[str]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     kind = schema.get("type")
-    yield from [kind] if isinstance(kind, str) else [one for one in kind or () if isinstance(one, str)]
+    yield from [kind] if isinstance(kind, str) else [one for one in _list(kind) if isinstance(one, str)]
     if isinstance(schema.get("enum"), list) and kind is None:
         yield from {"string" if isinstance(value, str) else "any" for value in schema["enum"]}
     for name in ("anyOf", "oneOf", "allOf"):
-        for one in schema.get(name) or ():
+        for one in _list(schema.get(name)):
             yield from _kinds(one, depth + 1)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -396,3 +396,38 @@ def test_formats_are_found_by_their_marks(
     named = choose(template, specials, takes_tools=takes_tools, tools="llama3_json", reasoning="deepseek_r1")
     assert (named.tool_name, named.reasoning_name) == ("llama3", "think")
     assert choose(template, specials, takes_tools=takes_tools, tools="none", reasoning="none").tools is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", '"5"'),
+        ({"type": ["string", "null"]}, "null", "null"),
+        ({"type": ["integer", "string"]}, "5", '"5"'),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, " 5 ", "5"),
+        ({"enum": ["a", "5"]}, "5", '"5"'),
+        ({"type": "boolean"}, "True", "true"),
+        ({"type": "integer"}, "five", '"five"'),
+        ({"type": "number"}, "NaN", '"NaN"'),
+        ({"type": "object"}, '{"a": [1]}', '{"a": [1]}'),
+        ({"type": "array"}, "[" * 100_000, json.dumps("[" * 100_000)),
+        ({}, "[1]", "[1]"),
+        ({"type": 5, "anyOf": 5, "enum": 5}, "x", '"x"'),
+        (5, "x", '"x"'),
+    ],
+)
+def test_values_between_tags_have_the_schemas_types(schema: Any, text: str, value: str) -> None:
+    tools = Tools({"f": {"properties": {"p": schema}}})
+    assert tools.value("f", "p", text) == value
+
+
+def test_arguments_inside_a_string_are_taken_out_where_that_is_json() -> None:
+    for written, expected in (
+        ('"{\\"a\\": 1}"', '{"a": 1}'),
+        ("null", "{}"),
+        ('"plain"', '"plain"'),
+        ('"\\"\\\\ud800\\""', '"\\"\\\\ud800\\""'),
+        ('"\\ud800"', '"\\ud800"'),
+    ):
+        found = told(events(parser("hermes"), [f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>']))
+        assert found["calls"] == [("f", expected, True)]
