@@ -10,7 +10,7 @@ from .shape import ModelShape, Weights
 FORMS: dict[str, tuple[float | None, str]] = {
     "any": (None, "f16"),
     "mlx": (None, "f16"),
-    "cuda": (2.0, "bf16"),
+    "cuda": (None, "bf16"),
     "cpu": (None, "f32"),
     "cpu-exact": (4.0, "f32"),
 }

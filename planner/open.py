@@ -19,6 +19,10 @@ from .shape import ModelShape, Weights
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+?(?::[\w.-]+)?")
 _EXPERT = re.compile(r"\.experts\.")
+#: Tensors that belong to a quantised weight and are none themselves.
+_BESIDE = frozenset(
+    ("qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx", "weight_shape")
+)
 
 
 def open_shape(model: str) -> ModelShape:
@@ -84,13 +88,25 @@ def _weights(config: dict[str, Any], tensors: dict[str, SafeTensor]) -> Weights:
     items = []
     for name, tensor in tensors.items():
         looked_up = not tied and name.endswith("embed_tokens.weight")
-        items.append((bool(_EXPERT.search(name)), looked_up, _elements(name, tensor, tensors), tensor.nbytes))
+        elements = _elements(name, tensor, tensors, _packed_bits(inner))
+        items.append((bool(_EXPERT.search(name)), looked_up, elements, tensor.nbytes))
     return sum_weights(items, count, used, "the safetensors headers")
 
 
-def _elements(name: str, tensor: SafeTensor, tensors: dict[str, SafeTensor]) -> int:
-    """Weights in a tensor: an MLX matrix's packed words count as what they hold, scales and biases as nothing."""
+def _packed_bits(config: dict[str, Any]) -> int:
+    """Bits of a code in AWQ's, GPTQ's and compressed-tensors' words, by the configuration."""
+    given = config.get("quantization_config") or {}
+    groups = (given.get("config_groups") or {}).values()
+    return int(given.get("bits") or next((group["weights"]["num_bits"] for group in groups if group.get("weights")), 4))
+
+
+def _elements(name: str, tensor: SafeTensor, tensors: dict[str, SafeTensor], packed_bits: int) -> int:
+    """Weights in a tensor: packed words count as what they hold, scales and what else belongs to them as nothing."""
     stem, _, part = name.rpartition(".")
+    if part in ("qweight", "weight_packed"):
+        return 32 * prod(tensor.shape) // packed_bits
+    if part in _BESIDE or (part == "scales" and f"{stem}.qweight" in tensors):
+        return 0
     packed = tensors.get(f"{stem}.weight")
     if part in ("scales", "biases") and packed is not None and packed.dtype == "U32":
         return 0

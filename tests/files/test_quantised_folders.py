@@ -13,6 +13,7 @@ from tiny import forward, hf_settings, write_folder
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.dequant import dequantize, take_rows
 from bireme.models.weight import CheckpointError
+from bireme.planner.open import open_shape
 
 LABELS = {"awq": "4-bit AWQ", "gptq-3bit": "3-bit GPTQ", "fp8-blocks": "F8_E4M3", "packed": "4-bit packed"}
 QUERY = "model.layers.0.self_attn.q_proj"
@@ -35,6 +36,14 @@ def test_every_value_is_exact(tmp_path: Path, case: str) -> None:
     held = sum(values.nbytes for _, values in parts.values())
     assert held <= checkpoint.weight_bytes + 1 <= held + 1000
     assert np.isfinite(forward(checkpoint, [1, 2, 3])).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_planner_counts_weights_not_words(tmp_path: Path, case: str) -> None:
+    folder = make_folder(case, tmp_path)
+    weights = open_shape(str(folder.path)).weights
+    assert weights.parameters == sum(values.size for values in folder.values.values())
+    assert weights.total_bytes == sum(values.nbytes for _, values in folder.tensors.values())
 
 
 def test_columns_in_another_order_are_kept_group_by_group(tmp_path: Path) -> None:
