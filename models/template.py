@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jinja2
 from jinja2 import nodes
 
+from .guard import cut_like, guarded_places, unused_character
 from .jinja import Refusal, TemplateEnvironment, render
 from .messages import MessageShape, TemplateError, normalize
 from .tool_prompt import has_calls, introduce, write_out
@@ -113,7 +114,7 @@ class ChatTemplate:
         self, messages: Any, tools: Any, add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> tuple[str, str]:
         template = self._choose(bool(tools))
-        guard = _unused_character((messages, tools, variables, template.source))
+        guard = unused_character((messages, tools, variables, template.source))
         values = {**variables, "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
         return guard, template.render(messages, values, guard)
 
@@ -136,7 +137,7 @@ class _Compiled:
         self.source = source
         self._tokens = tokens
         self._error: str | None = None
-        self._places = _guarded_places(source, environment, tokenizer.control_literals)
+        self._places = guarded_places(source, environment, tokenizer.control_literals)
         self.names = _names(source, environment)
         self.takes_tools = "tools" in self.names
         self._takes_calls = "tool_calls" in source
@@ -196,7 +197,7 @@ class _Compiled:
         if key == "role":
             return item
         if key == "content" and isinstance(item, list):
-            return _cut_like(item, self._guard("".join(part["text"] for part in item), guard), guard)
+            return cut_like(item, self._guard("".join(part["text"] for part in item), guard), guard)
         return self._guard(item, guard)
 
     def _takes(self, as_parts: bool, role: str = "user") -> bool:
@@ -249,50 +250,6 @@ def _literal(token: str | None, token_id: int | None, tokenizer: Any) -> str:
     return tokenizer.token_text(token_id) if token_id is not None else ""
 
 
-def _unused_character(value: Any) -> str:
-    text = repr(value)
-    return next(chr(code) for code in range(0xF0000, 0xFFFFD) if chr(code) not in text and f"U{code:08x}" not in text)
-
-
-def _cut_like(parts: Sequence[Mapping[str, Any]], guarded: str, guard: str) -> list[dict[str, Any]]:
-    """``guarded``, the parts' texts joined, as parts again: a token may begin in one part and end in the next."""
-    cut, start = [], 0
-    for part in parts:
-        end, wanted = start, len(part["text"])
-        while wanted > 0:
-            wanted -= guarded[end] != guard
-            end += 1
-        while guarded[end : end + 1] == guard:
-            end += 1
-        cut.append({"type": "text", "text": guarded[start:end]})
-        start = end
-    return cut
-
-
-def _guarded_places(source: str, environment: TemplateEnvironment, literals: Sequence[str]) -> re.Pattern[str] | None:
-    """Where the guard goes: after the first character of each place where a control token might begin.
-
-    The first two characters of a control token are enough to tell such a place, which guards a message even against
-    parts that form a token only once a template has joined them. Where the template's own strings hold these two
-    outside a control token ("</" of "</think>", with a token "</s>"), it may look for them in a message; only whole
-    tokens, and beginnings of one at a string's end, are guarded there. A string's last character, and its first two,
-    may be a token's beginning or its rest as well.
-    """
-    literals = sorted((literal for literal in literals if len(literal) > 1), key=len, reverse=True)
-    own = _string_constants(source, environment, literals)
-    free = {start for start in (literal[:2] for literal in literals) if not any(start in text for text in own)}
-    patterns = [re.escape(start) for start in sorted(free)]
-    for literal in literals:
-        if literal[:2] not in free:
-            ends = "|".join(re.escape(literal[:n]) for n in range(len(literal) - 1, 1, -1))
-            patterns.append(re.escape(literal) + (rf"|(?:{ends})(?=\s*\Z)" if ends else ""))
-    firsts = {literal[0] for literal in literals}
-    patterns += [rf"{re.escape(first)}(?=\s*\Z)" for first in sorted(firsts) if not first.isalnum()]
-    seconds = {literal[1:3] for literal in literals if not literal[1].isalnum()}
-    patterns += [rf"\A{re.escape(second)}" for second in sorted(seconds)]
-    return re.compile("|".join(patterns)) if patterns else None
-
-
 def _names(source: str, environment: TemplateEnvironment) -> frozenset[str]:
     """The variables a template reads."""
     try:
@@ -300,14 +257,3 @@ def _names(source: str, environment: TemplateEnvironment) -> frozenset[str]:
     except (jinja2.TemplateError, RecursionError):
         return frozenset()
     return frozenset(node.name for node in tree.find_all(nodes.Name))
-
-
-def _string_constants(source: str, environment: TemplateEnvironment, literals: Sequence[str]) -> list[str]:
-    """The template's strings, control tokens taken out."""
-    try:
-        tree = environment.parse(source)
-    except (jinja2.TemplateError, RecursionError):
-        return []
-    known = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
-    constants = (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
-    return [known.sub("\n", text) for text in constants]
