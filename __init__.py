@@ -1,7 +1,7 @@
 """Bireme: one engine for many users, on a Mac and on a Linux GPU box alike."""
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "GrammarSpec", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -14,4 +14,8 @@ def __getattr__(name: str) -> object:
         from .core.request import SamplingParams
 
         return SamplingParams
+    if name == "GrammarSpec":
+        from .core.grammar import GrammarSpec
+
+        return GrammarSpec
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

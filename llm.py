@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from .core.request import FinishReason, QueueFullError, Request, SamplingParams, SequenceOutput, TokenLogprob
 
 if TYPE_CHECKING:
+    from .core.grammar import Grammar
     from .core.output import SequenceText
+    from .grammar.compiler import GrammarCompiler
     from .models.text import TextModel
 
 Message = Mapping[str, Any]
@@ -72,6 +74,7 @@ class LLM:
             backend = load_backend(device, checkpoint, config, BackendOptions(**backend_options), report)
         self._engine = Engine(backend, config)
         self._checkpoint = checkpoint
+        self._compiler: GrammarCompiler | None = None  # made for the first grammar
         self._numbers = count()
 
     def generate(
@@ -90,7 +93,7 @@ class LLM:
 
         Raises:
             RequestRejectedError: a prompt that can never fit; the others are given up with it.
-            ValueError: lists that don't match, an id outside the vocabulary.
+            ValueError: lists that don't match, an id outside the vocabulary, a grammar that can't be compiled.
         """
         many = _prompts(prompts)
         pairs = [(one if isinstance(one, str) else None, self._text.prompt_ids(one)) for one in many]
@@ -121,6 +124,8 @@ class LLM:
 
     def close(self) -> None:
         """Free what the device and the files hold. Safe to call twice."""
+        if self._compiler is not None:
+            self._compiler.close()
         self._engine.close()
         self._checkpoint.close()
 
@@ -147,12 +152,26 @@ class LLM:
                 Request(f"llm-{next(self._numbers)}", ids, one, arrival_time=self._engine.clock()),
                 RequestOutput(text, ids, [CompletionOutput(index) for index in range(one.n)]),
                 [self._text.output(stops, include_stop) for _ in range(one.n)],
+                self._grammar(one),
             )
             for (text, ids), one in zip(prompts, each, strict=True)
         ]
         with _bar("generate", progress, "requests") as report:
             _Batch(self._engine, jobs).run(report)
         return [job.result for job in jobs]
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        """What ``params.grammar`` compiles to. Raises ``GrammarError``, a ``ValueError``, with the reason."""
+        if params.grammar is None:
+            return None
+        if self._compiler is None:
+            from .grammar.compiler import GrammarCompiler
+
+            info, config = self._engine.backend.info, self._engine.config
+            self._compiler = GrammarCompiler.of(
+                self._text.tokenizer, info.end_ids, config.grammar_timeout_s, config.grammar_cache
+            )
+        return self._compiler.compile(params.grammar)
 
     def _each_params(
         self, params: SamplingParams | Sequence[SamplingParams] | None, wanted: int
@@ -171,6 +190,7 @@ class _Job:
     request: Request
     result: RequestOutput
     texts: list[SequenceText]
+    grammar: Grammar | None = None
 
     @property
     def done(self) -> bool:
@@ -202,7 +222,7 @@ class _Batch:
         """As many as the engine's queue takes; the others when it has room again."""
         while self._waiting:
             try:
-                self._engine.add(self._waiting[-1].request)
+                self._engine.add(self._waiting[-1].request, self._waiting[-1].grammar)
             except QueueFullError:
                 return
             self._waiting.pop()

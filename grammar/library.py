@@ -97,7 +97,10 @@ def _schema(text: str) -> str:
 
 
 def _choice(text: str) -> str:
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in json.loads(text)))
+    choices = json.loads(text)
+    if not choices:
+        raise ValueError("there are none to choose from")
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in choices))
 
 
 _WRITERS: dict[str, Callable[[str], str]] = {
