@@ -23,7 +23,7 @@ from typing import Any
 from .machine import describe, line
 
 #: Seconds for each section, in the order of running; under eight minutes in all.
-BUDGETS = {"check": 75.0, "rates": 85.0, "decode": 140.0, "mixed": 50.0, "peer": 105.0, "host": 20.0}
+BUDGETS = {"check": 70.0, "rates": 80.0, "decode": 130.0, "mixed": 45.0, "peer": 95.0, "host": 20.0}
 TITLES = {
     "check": "Kernels against plain torch",
     "rates": "Rates",

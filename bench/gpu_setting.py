@@ -100,5 +100,5 @@ class Setting:
             sampler=sampler,
             arithmetic=str(self.dtype).removeprefix("torch."),
             kept=kept,
-            captures=self.on_gpu,
+            captures=self.on_gpu and self.kernels,
         )

@@ -28,7 +28,7 @@ from .rope import RopeTable
 from .sampler import Sampled, Sampler
 from .step import TorchStep
 from .tickets import TorchTicket
-from .trial import largest_step, small_step
+from .trial import TRIAL_CONTEXT, largest_step, small_step
 from .weights import DenseLoader
 
 if TYPE_CHECKING:
@@ -211,17 +211,16 @@ class TorchBackend:
     def _measure(self, ops: TorchOps, budget: memory.Budget, weights: int, wants_graphs: bool) -> memory.Use:
         """What the largest steps hold, found by running them over a pool of one block."""
         config, size, device = self._config, self._config.block_size, self._device
-        self._ops, tokens = ops, config.max_num_batched_tokens
+        self._ops, tokens, context = ops, config.max_num_batched_tokens, min(self._context, TRIAL_CONTEXT)
         for array in ops.kv.arrays:
             array.zero_()  # NaN would take short ways
-        work = device.peak_bytes(
-            lambda: self.submit(largest_step(config.max_num_seqs, tokens, self._context, size)).wait()
-        )
+        work = device.peak_bytes(lambda: self.submit(largest_step(config.max_num_seqs, tokens, context, size)).wait())
         graphs = 0
         if wants_graphs:  # their memory is apart from the other steps', and they share it
-            decode = largest_step(config.max_num_seqs, config.max_num_seqs, self._context, size)
+            decode = largest_step(config.max_num_seqs, config.max_num_seqs, context, size)
             shared = device.peak_bytes(lambda: self.submit(decode).wait())
-            graphs = shared + memory.GRAPH_BYTES * len(batch_sizes(config.max_num_seqs))
+            tables = 2 * 4 * config.max_num_seqs * -(-self._context // size)  # on the way, and in their place
+            graphs = shared + tables + memory.GRAPH_BYTES * len(batch_sizes(config.max_num_seqs))
         self._ops = None
         device.release()
         held = max(weights, budget.free - device.free_bytes())  # libraries' own memory included
@@ -248,13 +247,8 @@ class TorchBackend:
     def _decode_work(self, inputs: DecodeInputs, size: int, kind: Hashable) -> Callable[[], Tensors]:
         """One decode step of ``size`` sequences over ``inputs``; of a kind that isn't None it draws the tokens too."""
         step = TorchStep.static_decode(inputs, size, self._context, self._config.block_size)
-        decoder, ops, rows, drawer, last_tokens = (
-            self._decoder,
-            self._ops_(),
-            step.rows,
-            self._drawer,
-            self._last_tokens,
-        )
+        decoder, ops, rows = self._decoder, self._ops_(), step.rows
+        drawer, last_tokens = self._drawer, self._last_tokens
         assert decoder is not None and rows is not None
 
         def work() -> Tensors:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from ...core.request import SamplingParams
 from ...core.step import RowInit, StepBatch
 
+#: Tokens of context that are enough: longer ones are cut into no more parts, and take no more memory.
+TRIAL_CONTEXT = 8192
 #: Asks for everything that the sampler can do, so that what it holds is counted.
 GREEDIEST = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, logprobs=20)
 
