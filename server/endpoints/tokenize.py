@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from ..conversation import render
 from ..errors import bad_request
 from ..frontend import Frontend
 from ..openai_types import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
@@ -14,7 +15,6 @@ from ..params import token_ids
 from ..schema import json_body
 from ..state import ServerState, state_of
 from ..tool_use import tool_use
-from .chat import render
 
 router = APIRouter()
 
