@@ -18,7 +18,8 @@ from bireme.backends.cuda.runner import TorchBackend
 from bireme.backends.cuda.trial import small_step
 from bireme.backends.cuda.weights import DenseLoader
 from bireme.core.config import EngineConfig
-from bireme.core.request import SamplingParams
+from bireme.core.engine import Engine
+from bireme.core.request import Request, SamplingParams
 from bireme.models.checkpoint import open_checkpoint
 
 WARM = SamplingParams(temperature=1.0)
@@ -308,3 +309,28 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(tiny):
         backend(tiny, FakeGpu(free=1 << 16), loader=Untouched)
     with pytest.raises(ValueError, match="kv_cache_memory is 1.00 GiB, .* are left .* raise gpu_memory_fraction"):
         backend(tiny, FakeGpu(), loader=Untouched, kv_cache_memory=1 << 30)
+
+
+# the engine over it
+
+
+def test_an_abort_in_flight_disturbs_nobody(tiny):
+    """Its row and blocks are given to the next at once, while a step with it is still under way."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    asked = {name: Request(name, tuple(range(30 + n, 60 + 3 * n)), params) for n, name in enumerate("abcd")}
+    found = {}
+    for device in (None, FakeGpu()):
+        made = backend(tiny, device, max_num_seqs=3, kv_cache_memory=200 << 10)
+        engine = Engine(made, made._config, check_every_step=True)
+        for request in asked.values():
+            engine.add(request)
+        tokens = {name: [] for name in asked}
+        while engine.has_work():
+            for output in engine.step():
+                tokens[output.request_id] += output.token_ids
+            if len(tokens["b"]) == 3:
+                engine.abort("b")
+        del tokens["b"]
+        found[device is None] = tokens
+        assert device is None or made._graphs.replays > 5
+    assert found[True] == found[False] and all(len(each) == 12 for each in found[True].values())
