@@ -26,6 +26,7 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
     "--max-num-batched-tokens": (["--max-num-batched-tokens", "96"], ("engine", "max_num_batched_tokens"), 96),
     "--max-model-len": (["--max-model-len", "300"], ("engine", "max_model_len"), 300),
     "--kv-cache-memory": (["--kv-cache-memory", "96KiB"], ("engine", "kv_cache_memory"), 96 * 2**10),
+    "--gpu-memory-fraction": (["--gpu-memory-fraction", "0.5"], ("engine", "gpu_memory_fraction"), 0.5),
     "--kv-cache-dtype": (["--kv-cache-dtype", "int8"], ("engine", "kv_cache_dtype"), "int8"),
     "--max-stall-ms": (["--max-stall-ms", "75"], ("engine", "max_stall_ms"), 75.0),
     "--max-queue": (["--max-queue", "9"], ("engine", "max_queue"), 9),
