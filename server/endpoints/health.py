@@ -63,6 +63,8 @@ async def server_info(http: Request) -> dict[str, Any]:
             "reasoning_parser": state.parsers.reasoning_name,
             "api_key": bool(settings.api_keys),
             "grace": settings.grace,
+            "max_schema_bytes": settings.max_schema_bytes,
+            "max_schema_depth": settings.max_schema_depth,
             "max_model_len": state.max_model_len,
         },
     }
