@@ -44,6 +44,7 @@ class GrammarCompiler:
         self._jobs: SimpleQueue[tuple[GrammarSpec, Compiled] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._trials: list[Trials] = []
+        self._closed = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: frozenset[int], timeout: float, kept: int) -> GrammarCompiler:
@@ -81,7 +82,8 @@ class GrammarCompiler:
         return self.submit(spec).result()
 
     def close(self) -> None:
-        """End threads and processes."""
+        """End threads and processes; what has not had its turn is given up."""
+        self._closed = True
         for _ in self._threads:
             self._jobs.put(None)
         for trials in self._trials:
@@ -96,6 +98,8 @@ class GrammarCompiler:
     def _work(self, trials: Trials) -> None:
         while (job := self._jobs.get()) is not None:
             spec, future = job
+            if self._closed:
+                future.cancel()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
