@@ -108,7 +108,6 @@ def _cuda(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, pr
     arithmetic = str(dtype).removeprefix("torch.")
     if importlib.util.find_spec("triton") is None:  # Windows; plain torch is slow and right
         return TorchBackend(checkpoint, config, DenseLoader(checkpoint, dtype, device, progress), arithmetic=arithmetic)
-    from .cuda.ggml_planes import TYPES
     from .cuda.quantized import PlanarLoader
     from .cuda.triton_ops import TritonOps
     from .cuda.triton_sampler import TritonSampler
@@ -121,7 +120,7 @@ def _cuda(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, pr
         ops=TritonOps,
         sampler=TritonSampler,
         arithmetic=arithmetic,
-        kept=frozenset((*TYPES, "MLX", "F8_E4M3")),
+        quantized=True,
         captures=True,
     )
 

@@ -91,7 +91,6 @@ class Setting:
             sampler = TritonSampler
         source = checkpoint(self.model(model), quantized)
         weights = loader(source, quantized, self.dtype, self.device)
-        kept = frozenset(("Q4_K", "Q6_K")) if quantized else frozenset[str]()
         return TorchBackend(
             source,
             config,
@@ -99,6 +98,6 @@ class Setting:
             ops=self.ops() if self.on_gpu else TorchOps,
             sampler=sampler,
             arithmetic=str(self.dtype).removeprefix("torch."),
-            kept=kept,
+            quantized=quantized,
             captures=self.on_gpu and self.kernels,
         )

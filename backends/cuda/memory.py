@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...core.config import EngineConfig
 from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, kv_element_bytes, plan_memory
+from ...models.ggml_types import DENSE
 from ...models.weight import Checkpoint
 from ..host_memory import kv_allowance
 
@@ -50,20 +50,20 @@ class Use:
         return self.weights + self.work + self.graphs
 
 
-def planned_weights(checkpoint: Checkpoint, itemsize: int, kept: Collection[str]) -> int:
-    """Bytes that the weights will take, from the files' headers alone: types of ``kept`` stay as they are."""
+def planned_weights(checkpoint: Checkpoint, itemsize: int, quantized: bool) -> int:
+    """Bytes that the weights will take, from the files' headers alone; ``quantized``: what is quantised stays so."""
     total = 0
     for name in checkpoint.names():
         stored = checkpoint.stored(name)
         elements = int(np.prod(stored.shape, dtype=np.int64))
-        total += stored.nbytes if stored.kind in kept and len(stored.shape) == 2 else elements * itemsize
+        total += stored.nbytes if quantized and stored.kind not in DENSE else elements * itemsize
     return total
 
 
-def expected_use(checkpoint: Checkpoint, engine: EngineConfig, itemsize: int, kept: Collection[str]) -> Use:
+def expected_use(checkpoint: Checkpoint, engine: EngineConfig, itemsize: int, quantized: bool) -> Use:
     """Before loading: the weights by the headers, a step's work by arithmetic."""
     work = buffer_bytes(checkpoint.config, engine.max_num_batched_tokens, engine.max_num_seqs, itemsize)
-    return Use(planned_weights(checkpoint, itemsize, kept), work)
+    return Use(planned_weights(checkpoint, itemsize, quantized), work)
 
 
 def plan_gpu(

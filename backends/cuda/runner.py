@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -55,14 +55,14 @@ class TorchBackend:
         sampler: type[Sampler] = Sampler,
         arithmetic: str = "float32",
         device: Device | None = None,
-        kept: Collection[str] = (),
+        quantized: bool = False,
         captures: bool = False,
         capture_seconds: float = CAPTURE_SECONDS,
     ) -> None:
         """
         Args:
             arithmetic: for people: how the linear layers compute.
-            kept: the checkpoint's types that the loader keeps quantised, to know what will fit before it loads.
+            quantized: whether the loader keeps quantised weights so: to know what will fit before it loads.
             captures: whether to capture decode steps, where the device can; ``ops`` must launch the same work for every
                 step of one size.
             capture_seconds: what loading may spend on that; what is left is captured when it is first needed.
@@ -82,7 +82,7 @@ class TorchBackend:
         self._decoder: Decoder | None = None
         self._graphs: DecodeGraphs | None = None
         wants_graphs = captures and self._device.captures
-        plan = self._load(checkpoint, loader, ops, kept, wants_graphs)
+        plan = self._load(checkpoint, loader, ops, quantized, wants_graphs)
         self._info = self._describe(checkpoint, plan, arithmetic)
         self.submit(small_step(config.block_size)).wait()  # so that no request waits for a kernel to be compiled
         if wants_graphs:
@@ -185,7 +185,7 @@ class TorchBackend:
         checkpoint: Checkpoint,
         loader: DenseLoader,
         ops: type[TorchOps],
-        kept: Collection[str],
+        quantized: bool,
         wants_graphs: bool,
     ) -> MemoryPlan:
         """Load the weights and make the pool: on a GPU if they fit, and as large as what was measured leaves."""
@@ -197,7 +197,7 @@ class TorchBackend:
             self._ops = ops(self._model, self._pool(plan.num_blocks), rope)
             return plan
         budget = memory.Budget(device.total_bytes(), device.free_bytes(), config.gpu_memory_fraction)
-        expected = memory.expected_use(checkpoint, config, itemsize, kept)
+        expected = memory.expected_use(checkpoint, config, itemsize, quantized)
         memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, expected)
         self._decoder = Decoder(self._model, loader)
         use = self._measure(ops(self._model, self._pool(1), rope), budget, loader.nbytes, wants_graphs)

@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bireme.backends.cuda.buffers import ALIGNMENT, DecodeInputs, Sender, layout
 from bireme.backends.cuda.graphs import batch_sizes
-from bireme.backends.cuda.memory import GRAPH_BYTES
+from bireme.backends.cuda.memory import GRAPH_BYTES, planned_weights
 from bireme.backends.cuda.runner import TorchBackend
 from bireme.backends.cuda.trial import small_step
 from bireme.backends.cuda.weights import DenseLoader
+from bireme.bench.gpu_models import checkpoint
 from bireme.core.config import EngineConfig
 from bireme.core.engine import Engine
 from bireme.core.request import Request, SamplingParams
@@ -34,10 +35,10 @@ class Loader(DenseLoader):
 
 
 def backend(tiny, device=None, *, name="llama", captures=True, capture_seconds=0.0, loader=Loader, **config):
-    checkpoint = open_checkpoint(tiny(name).folder)
+    source = open_checkpoint(tiny(name).folder)
     settings = EngineConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **config})
     made = {"device": device, "captures": captures, "capture_seconds": capture_seconds}
-    return TorchBackend(checkpoint, settings, loader(checkpoint), **made)
+    return TorchBackend(source, settings, loader(source), **made)
 
 
 def driver(tiny, device=None, **config) -> Driver:
@@ -334,3 +335,11 @@ def test_an_abort_in_flight_disturbs_nobody(tiny):
         found[device is None] = tokens
         assert device is None or made._graphs.replays > 5
     assert found[True] == found[False] and all(len(each) == 12 for each in found[True].values())
+
+
+def test_what_is_quantised_is_counted_as_it_stays():
+    """Llama-3.1-8B as Q4_K_M: 8.03 billion weights in 4.91 GB, 16.06 GB where they are decoded."""
+    source = checkpoint("Llama-3.1-8B", True)
+    assert planned_weights(source, 2, quantized=True) == pytest.approx(4.91e9, rel=0.01)
+    assert planned_weights(source, 2, quantized=False) == pytest.approx(16.06e9, rel=0.01)
+    assert planned_weights(checkpoint("Llama-3.1-8B", False), 2, quantized=True) == pytest.approx(16.06e9, rel=0.01)
