@@ -94,6 +94,7 @@ class Decoding:
 
 def decode(setting: Setting) -> Iterator[Row]:
     """Tokens per second at each batch size, as a share of what the memory's bandwidth allows."""
+    most = setting.bandwidth  # measured while there is room for it
     for model, quantized in DECODED[:2] if setting.tiny or setting.quick else DECODED:
         if quantized and not setting.kernels:
             continue
@@ -103,13 +104,20 @@ def decode(setting: Setting) -> Iterator[Row]:
         room = context + (2 * steps + WARM_STEPS) * len(batches) + 256
         made = engine(setting, model, quantized, max(batches), min(room, MODELS[setting.model(model)].max_position))
         try:
-            yield from _decode(setting, made, f"{model} {'Q4_K_M' if quantized else 'dense'}", batches, context, steps)
+            name = f"{model} {'Q4_K_M' if quantized else 'dense'}"
+            yield from _decode(setting, made, name, batches, context, steps, most)
         finally:
             made.close()
 
 
 def _decode(
-    setting: Setting, made: Engine, name: str, batches: tuple[int, ...], context: int, steps: int
+    setting: Setting,
+    made: Engine,
+    name: str,
+    batches: tuple[int, ...],
+    context: int,
+    steps: int,
+    bandwidth: float,
 ) -> Iterator[Row]:
     info, work = made.backend.info, Decoding(made, context)
     read = info.weight_bytes - unread_bytes(setting, made)
@@ -126,7 +134,7 @@ def _decode(
             tokens += work.step()
         rate = tokens / (time.perf_counter() - start)
         held = (before + work.tokens) / 2
-        most = batch * setting.bandwidth / (read + held * info.kv_bytes_per_token)
+        most = batch * bandwidth / (read + held * info.kv_bytes_per_token)
         note = f"mean context {held / batch:.0f}"
         yield Row("decode", f"{name}, batch {batch}", rate, "tok/s", rate / most, "the roofline", note)
 
