@@ -119,6 +119,8 @@ def gpu_name(device: str) -> str:
 def table(figures: Figures, machine: dict[str, Any]) -> str:
     """Markdown."""
     lines = [f"{machine['gpu']}; {line(machine)}"]
+    if machine["tiny"]:
+        lines.append("\n**Tiny shapes under the names of large ones: these figures mean nothing.**")
     for name, title in TITLES.items():
         mine = [each for each in figures if each["section"] == name]
         if not mine:
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for record in run_here(options.section, options, BUDGETS[options.section], STARTED):
             print(json.dumps(record), flush=True)
         return 0
-    machine = describe() | {"gpu": gpu_name(options.device)}
+    machine = describe() | {"gpu": gpu_name(options.device), "tiny": options.tiny}
     figures: Figures = []
     run = run_here if options.one_process else run_apart
     for name in options.only or BUDGETS:

@@ -33,6 +33,7 @@ def test_every_section_gives_figures(tmp_path, capsys):
     assert {each["section"] for each in written["figures"]} == set(gpu.BUDGETS)
     assert all(each["value"] >= 0 and each["what"] in shown for each in written["figures"])
     assert "kernels: all as plain torch" in shown and "times transformers' tokens per second" in shown
+    assert "these figures mean nothing" in shown
     assert "Llama-3.1-8B Q4_K_M, batch 1" in shown and "the aim on one H200 is 450" in shown
     assert written["machine"]["gpu"] == "cpu" and written["machine"]["packages"]["torch"]
 
