@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .grammar import GrammarSpec
+from .config import MAX_LOGPROBS as MAX_LOGPROBS
+from .config import MAX_N as MAX_N
 
 
 class FinishReason(StrEnum):
@@ -61,10 +63,6 @@ class SamplingParams:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {limit}")
 
 
-MAX_LOGPROBS = 20
-MAX_N = 128
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request as the engine takes it: token ids in, never text."""
@@ -75,7 +73,8 @@ class Request:
     user: str = ""  # whose fair share it comes out of
     priority: int = 0  # lower goes first, as in vLLM
     cache_salt: str = ""  # requests with different salts never share cached blocks
-    arrival_time: float = 0.0  # seconds, the engine's clock
+    arrival_time: float = 0.0  # seconds, the engine's clock; 0: when it was added
+    weight: float | None = None  # of the user's fair share; None: as it was, 1 at first
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,12 @@ class RequestRejectedError(ValueError):
 
 
 class QueueFullError(RuntimeError):
-    """The waiting queue is at its limit; try again in ``retry_after`` seconds."""
+    """Not now: the waiting queue is at its limit, or the objective can't be met. Try again in ``retry_after`` seconds.
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    ``code`` is the machine-readable reason: ``queue_full`` or ``slo_unattainable``.
+    """
+
+    def __init__(self, message: str, retry_after: float, code: str = "queue_full") -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.code = code

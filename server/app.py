@@ -14,13 +14,14 @@ from starlette.responses import Response
 from .. import __version__
 from .endpoints import chat, completions, health, metrics, models, tokenize
 from .errors import ApiError
-from .middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from .middleware import BodyLimitMiddleware, RequestIdMiddleware, UserMiddleware
 from .openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .schema import components
 from .sse import ClientGoneError
 from .state import ServerState
 
 ROUTERS = (chat, completions, models, tokenize, health, metrics)
+from .users.allowance import RATE_LIMIT_HEADERS
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -31,15 +32,17 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for module in ROUTERS:
         app.include_router(module.router)
-    app.add_middleware(ApiKeyMiddleware, keys=state.settings.api_keys)
-    app.add_middleware(BodyLimitMiddleware, limit=state.settings.max_body)
+    settings = state.settings
+    app.add_middleware(BodyLimitMiddleware, limit=settings.max_body_size)
+    app.add_middleware(UserMiddleware, directory=state.directory)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(
         CORSMiddleware,
-        allow_origins=["*"],
+        allow_origins=settings.cors_origins,
+        allow_credentials=settings.cors_credentials,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "retry-after", *RATE_LIMIT_HEADERS],
         max_age=600,
     )
     app.add_exception_handler(ApiError, _api_error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -11,20 +10,25 @@ import typer
 from .. import __version__
 from ..bench.command import bench, simulate
 from ..core.config import EngineConfig
+from ..core.slo import parse_slo
 from ..planner.command import plan
 from . import options
-from .settings import EngineSpec, ServerSettings
-from .sizes import parse_size
+from .commands.config_file import ENV_PREFIX, ConfigFile, ShowConfig, show
+from .limits import RequestLimits
+from .settings import EngineSpec, ServerSettings, origins
+from .sizes import parse_size, size_text
+from .users.command import users
 
 #: The defaults shown in the help are the records' own.
 ENGINE = EngineConfig()
 SERVER = ServerSettings(EngineSpec(""))
+LIMITS = SERVER.limits
+BODY_SIZE, HEADER_SIZE = size_text(SERVER.max_body_size), size_text(SERVER.max_header_size)
 
 app = typer.Typer(
     name="bireme",
     help="Serve one language model to many people at once, through the OpenAI API.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -44,9 +48,12 @@ def root(
     """Serve one language model to many people at once, through the OpenAI API."""
 
 
-@app.command()
+@app.command(context_settings={"auto_envvar_prefix": ENV_PREFIX})
 def serve(
-    model: options.Model,
+    ctx: typer.Context,
+    model: options.Model = None,
+    config_file: ConfigFile = None,
+    show_config: ShowConfig = False,
     device: options.Device = "auto",
     served_model_name: options.ServedModelName = None,
     max_model_len: options.MaxModelLen = ENGINE.max_model_len,
@@ -64,20 +71,46 @@ def serve(
     block_size: options.BlockSize = ENGINE.block_size,
     max_stall_ms: options.MaxStallMs = ENGINE.max_stall_ms,
     max_queue: options.MaxQueue = ENGINE.max_queue,
+    max_queue_per_user: options.MaxQueuePerUser = ENGINE.max_queue_per_user,
+    slo: options.SloOption = None,
+    slo_policy: options.SloPolicy = "queue",
     enable_prefix_caching: options.EnablePrefixCaching = ENGINE.enable_prefix_caching,
     grammar_timeout_s: options.GrammarTimeoutS = ENGINE.grammar_timeout_s,
+    grammar_cache: options.GrammarCache = ENGINE.grammar_cache,
     watchdog_s: options.WatchdogS = ENGINE.watchdog_s,
     host: options.Host = SERVER.host,
     port: options.Port = SERVER.port,
     api_key: options.ApiKey = None,
-    max_schema_bytes: options.MaxSchemaBytes = SERVER.max_schema_bytes,
-    max_schema_depth: options.MaxSchemaDepth = SERVER.max_schema_depth,
+    trusted_proxies: options.TrustedProxies = None,
+    cors_origins: options.CorsOrigins = None,
+    cors_credentials: options.CorsCredentials = SERVER.cors_credentials,
     grace: options.Grace = SERVER.grace,
     log_level: options.LogLevel = "info",
+    users_db: options.UsersDb = None,
+    prefix_cache_scope: options.PrefixCacheScope = "shared",
+    max_body_size: options.MaxBodySize = BODY_SIZE,
+    max_header_size: options.MaxHeaderSize = HEADER_SIZE,
+    max_messages: options.MaxMessages = LIMITS.max_messages,
+    max_tools: options.MaxTools = LIMITS.max_tools,
+    max_prompts: options.MaxPrompts = LIMITS.max_prompts,
+    max_stop_strings: options.MaxStopStrings = LIMITS.max_stop_strings,
+    max_n: options.MaxN = LIMITS.max_n,
+    max_logprobs: options.MaxLogprobs = LIMITS.max_logprobs,
+    max_logit_bias: options.MaxLogitBias = LIMITS.max_logit_bias,
+    max_schema_bytes: options.MaxSchemaBytes = SERVER.max_schema_bytes,
+    max_schema_depth: options.MaxSchemaDepth = SERVER.max_schema_depth,
 ) -> None:
-    """Serve MODEL at http://HOST:PORT/v1 until Ctrl-C."""
+    """Serve MODEL at http://HOST:PORT/v1 until Ctrl-C.
+
+    Each option may also stand in the environment (--max-queue is BIREME_MAX_QUEUE) or in a file (max-queue = 100).
+    """
     from .listen import bind
 
+    if show_config:
+        typer.echo(show(ctx))
+        return
+    if model is None:
+        raise typer.BadParameter("name one; 'demo' is a small one that is fetched", param_hint="MODEL")
     try:
         config = EngineConfig(
             block_size=block_size,
@@ -89,12 +122,19 @@ def serve(
             kv_cache_dtype=kv_cache_dtype,
             max_stall_ms=max_stall_ms,
             max_queue=max_queue,
+            max_queue_per_user=max_queue_per_user,
+            slo=None if slo is None else parse_slo(slo),
+            slo_policy=slo_policy,
             enable_prefix_caching=enable_prefix_caching,
             grammar_timeout_s=grammar_timeout_s,
+            grammar_cache=grammar_cache,
             watchdog_s=watchdog_s,
         )
         spec = EngineSpec(model, device, config, cpu_precision, threads, mlx_weights)
-        names, keys = tuple(served_model_name or ()), _keys(api_key)
+        names, keys = tuple(served_model_name or ()), tuple(api_key or ())
+        limits = RequestLimits(
+            max_messages, max_tools, max_prompts, max_stop_strings, max_n, max_logprobs, max_logit_bias
+        )
         settings = ServerSettings(
             spec,
             host,
@@ -108,6 +148,14 @@ def serve(
             max_schema_depth=max_schema_depth,
             grace=grace,
             log_level=log_level,
+            max_body_size=parse_size(max_body_size),
+            max_header_size=parse_size(max_header_size),
+            limits=limits,
+            users_db=users_db,
+            prefix_cache_scope=prefix_cache_scope,
+            trusted_proxies=tuple(trusted_proxies or ()),
+            cors_origins=origins(cors_origins),
+            cors_credentials=cors_credentials,
         )
         listener = bind(host, port)
     except (ValueError, OSError) as error:
@@ -121,14 +169,7 @@ def serve(
 app.command()(plan)
 app.command()(simulate)
 app.add_typer(bench)
-
-
-def _keys(given: list[str] | None) -> tuple[str, ...]:
-    """Keys from the options, else from the environment."""
-    if given:
-        return tuple(given)
-    from_environment = os.environ.get("BIREME_API_KEY", "")
-    return (from_environment,) if from_environment else ()
+app.add_typer(users)
 
 
 def _fail(message: str) -> None:

@@ -65,6 +65,7 @@ async def converse(http: Request, state: ServerState, body: ChatRequest) -> Conv
     use = tool_use(body)
     prompt_ids = await render(frontend, body, use)
     prompt_end = frontend.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
+    state.check_counts(body)
     grammar = chat_grammar(body, use, state.parsers, frontend.tokenizer, prompt_end, state.schema_limits)
     group = _group(state, http, body, prompt_ids, use, top_logprobs, grammar)
     readers = _readers(state, prompt_end, use, body.n or 1)

@@ -147,7 +147,7 @@ class EngineLoop:
         except RequestRejectedError as error:
             self._report.rejected.append(Rejected(request.request_id, str(error), error.code))
         except QueueFullError as error:
-            self._report.rejected.append(Rejected(request.request_id, str(error), "queue_full", error.retry_after))
+            self._report.rejected.append(Rejected(request.request_id, str(error), error.code, error.retry_after))
         else:
             return True
         return False

@@ -71,6 +71,6 @@ def context_exceeded(limit: int, prompt: int, param: str) -> ApiError:
 
 def from_rejection(rejected: Rejected, param: str) -> ApiError:
     """The engine's refusal as an HTTP answer."""
-    if rejected.code == "queue_full":
-        return ApiError(429, rejected.message, code="queue_full", retry_after=rejected.retry_after or 1.0)
+    if rejected.retry_after is not None:
+        return ApiError(429, rejected.message, code=rejected.code, retry_after=rejected.retry_after)
     return bad_request(rejected.message, param, rejected.code)

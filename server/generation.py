@@ -12,8 +12,8 @@ from ..core.request import FinishReason, Request, SequenceOutput, TokenLogprob
 from ..models.text import TextModel
 from .client import EngineClient
 from .errors import ApiError
-from .metrics import RequestRecord
 from .params import TextRules
+from .record import RequestRecord
 from .stream import RequestStream
 
 
@@ -82,8 +82,9 @@ class Generation:
     def submit(self, changed: asyncio.Event) -> None:
         """Send the request to the engine; ``changed`` is set when something comes of it.
 
-        Raises ``ApiError`` 503 where there is no engine.
+        Raises ``ApiError`` 429 where the user's limits leave nothing, 503 where there is no engine.
         """
+        self._record.admit()
         self._stream = self._client.submit(self.request, self._prompt_field, changed)
         self._record.submitted()
 
@@ -122,12 +123,13 @@ class Generation:
         reasons = [choice.text.finish_reason for choice in self._choices]
         if self._stream is not None and None in reasons:
             self._client.abort(self.request.request_id)
-        self._record.end(reasons, self.cached_tokens)
+        self._record.end(reasons)
 
     def _take(self, output: SequenceOutput) -> Piece | None:
         choice = self._choices[output.index]
         if output.cached_tokens is not None:
             self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+            self._record.cached(output.cached_tokens)
         if choice.text.finish_reason is not None:
             return None
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):

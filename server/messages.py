@@ -64,8 +64,8 @@ class Rejected(msgspec.Struct, array_like=True):
 
     request_id: str
     message: str
-    code: str  # as RequestRejectedError.code, or "queue_full"
-    retry_after: float | None = None  # seconds; set with "queue_full"
+    code: str  # as RequestRejectedError.code or QueueFullError.code
+    retry_after: float | None = None  # seconds; set where it may be taken later
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):

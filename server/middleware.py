@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import secrets
@@ -11,11 +10,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
+from .users.caller import Caller, address_of
+from .users.directory import Directory
 
 logger = logging.getLogger("bireme.server")
 
 #: Paths that need no key: probes and scrapers hold none, and they tell nothing of any request.
-OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/metrics", "/version"})
+#: Paths that take a POST and no time of the model's.
+UNCOUNTED_PATHS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -60,27 +63,73 @@ class RequestIdMiddleware:
             )
 
 
-class ApiKeyMiddleware:
-    """Asks for ``Authorization: Bearer KEY`` (or ``x-api-key``); preflights and open paths pass."""
+class UserMiddleware:
+    """Who is it, and may they? Asks for ``Authorization: Bearer KEY`` (or ``x-api-key``) where keys are asked for at
+    all; preflights and open paths pass. Holds users to their limits, and counts what they send."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, directory: Directory) -> None:
         self._app = app
-        self._keys = tuple(key.encode() for key in keys)
+        self._directory = directory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and not self._passes(scope):
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        caller = self._directory.find(_key(Headers(scope=scope)), address_of(scope))
+        if caller is None:
             await send_error(ApiError(401, "Missing or wrong API key.", code="invalid_api_key"), send)
             return
-        await self._app(scope, receive, send)
+        scope["caller"] = caller
+        if scope["method"] == "POST" and scope["path"] not in UNCOUNTED_PATHS:
+            await self._counted(caller, scope, receive, send)
+        else:
+            await self._app(scope, receive, _with_limits(caller, send))
 
-    def _passes(self, scope: Scope) -> bool:
-        if scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
-            return True
-        headers = Headers(scope=scope)
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = (token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode()
-        # Every key is compared, each in constant time: the answer's time tells nothing of the keys.
-        return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
+    async def _counted(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request for the model."""
+        send = _with_limits(caller, _counting(caller, send))
+        try:
+            if caller.allowance is not None:
+                caller.allowance.enter()
+        except ApiError as error:
+            await send_error(error, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if caller.allowance is not None:
+                caller.allowance.leave()
+
+
+def _key(headers: Headers) -> str:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def _with_limits(caller: Caller, send: Send) -> Send:
+    """Answers of a limited user say what is left."""
+    allowance = caller.allowance
+    if allowance is None or not allowance.user.limited:
+        return send
+
+    async def send_with_limits(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(allowance.headers())
+        await send(message)
+
+    return send_with_limits
+
+
+def _counting(caller: Caller, send: Send) -> Send:
+    async def send_counting(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if message["status"] == 429:
+                caller.usage.rejected += 1
+            elif message["status"] < 400:
+                caller.usage.requests += 1
+        await send(message)
+
+    return send_counting
 
 
 class BodyLimitMiddleware:
@@ -95,7 +144,9 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "0")
-        error = ApiError(413, f"The body is larger than {self._limit} bytes, the most this server takes.")
+        error = ApiError(
+            413, f"The body is larger than {self._limit} bytes, the most this server takes (--max-body-size)."
+        )
         if declared.isdigit() and int(declared) > self._limit:
             await send_error(error, send)
             return

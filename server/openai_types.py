@@ -44,6 +44,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     user: str | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     add_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

@@ -6,11 +6,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..core.config import MAX_LOGPROBS, MAX_N
+from .commands.complete import complete_model
+from .commands.config_file import ENV_PREFIX
 from .parsers.choose import REASONING_NAMES, TOOL_NAMES
 
 
 def _option(panel: str, text: str, **limits: Any) -> Any:
-    return typer.Option(help=text, rich_help_panel=panel, **limits)
+    return typer.Option(help=text, rich_help_panel=panel, show_envvar=False, **limits)
 
 
 def _model(text: str, **limits: Any) -> Any:
@@ -25,7 +28,23 @@ def _http(text: str, **limits: Any) -> Any:
     return _option("HTTP", text, **limits)
 
 
-Model = Annotated[str, typer.Argument(help="A .gguf file, a model folder, a Hub id (org/name[:QUANT]), or 'demo'.")]
+def _users(text: str, **limits: Any) -> Any:
+    return _option("Users", text, **limits)
+
+
+def _limit(text: str, **limits: Any) -> Any:
+    return _option("Limits of a request", text, **limits)
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="A .gguf file, a model folder, a Hub id (org/name[:QUANT]), or 'demo'.",
+        envvar=f"{ENV_PREFIX}_MODEL",
+        autocompletion=complete_model,
+        show_envvar=False,
+    ),
+]
 Device = Annotated[
     Literal["auto", "cpu", "cuda", "mlx", "sim"],
     _model("Where the model runs; sim computes nothing and answers noise."),
@@ -55,14 +74,43 @@ KvCacheDtype = Annotated[
 BlockSize = Annotated[int, _engine("Tokens per KV block.")]
 MaxStallMs = Annotated[float, _engine("The most a long prompt may delay running streams.")]
 MaxQueue = Annotated[int, _engine("Waiting requests; one more is answered 429.")]
+MaxQueuePerUser = Annotated[int | None, _engine("Waiting requests of one user; one more is answered 429.", min=1)]
+SloOption = Annotated[str | None, _engine("Objective to keep to: ttft=1s,tpot=50ms, or one of them.")]
+SloPolicy = Annotated[
+    Literal["queue", "refuse"], _engine("What is done with requests that can't have their first token in time.")
+]
 EnablePrefixCaching = Annotated[bool, _engine("Reuse what prompts begin with alike.")]
 GrammarTimeoutS = Annotated[float, _engine("Seconds that compiling one schema or grammar may take.", min=0.1)]
+GrammarCache = Annotated[int, _engine("Compiled schemas and grammars that are kept.", min=1)]
 WatchdogS = Annotated[float, _engine("Seconds without a step before /health turns red.")]
 
 Host = Annotated[str, _http("Address to listen on.")]
 Port = Annotated[int, _http("Port to listen on; 0: any free one.", min=0, max=65535)]
-ApiKey = Annotated[list[str] | None, _http("Ask for this key; may be repeated. Also BIREME_API_KEY.")]
-MaxSchemaBytes = Annotated[int, _http("Bytes of a JSON schema, expression or grammar.", min=1)]
-MaxSchemaDepth = Annotated[int, _http("Levels of objects and arrays in a JSON schema.", min=1)]
+ApiKey = Annotated[list[str] | None, _http("Ask for this key; may be repeated.")]
+TrustedProxies = Annotated[
+    list[str] | None, _http("Address or network whose X-Forwarded-For is believed; may be repeated. Default: none.")
+]
+CorsOrigins = Annotated[
+    list[str] | None,
+    _http("Page that may call the server from a browser; may be repeated. Default: '*'. Or 'none'."),
+]
+CorsCredentials = Annotated[bool, _http("Let those pages send cookies and the like.")]
 Grace = Annotated[float, _http("Seconds that Ctrl-C leaves running requests.", min=0)]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], _http("What to log.")]
+
+UsersDb = Annotated[str | None, _users("The file of 'bireme users', or 'none'. Default: the one in your data folder.")]
+PrefixCacheScope = Annotated[
+    Literal["shared", "user", "prompt_cache_key"], _users("Who may profit from whose cached prompts.")
+]
+
+MaxBodySize = Annotated[str, _limit("Size of a body.")]
+MaxHeaderSize = Annotated[str, _limit("Size of a request's line and headers.")]
+MaxMessages = Annotated[int, _limit("Messages of a conversation.", min=1)]
+MaxTools = Annotated[int, _limit("Tools offered.", min=0)]
+MaxPrompts = Annotated[int, _limit("Prompts in one request to /v1/completions.", min=1)]
+MaxStopStrings = Annotated[int, _limit("Stop strings.", min=0)]
+MaxN = Annotated[int, _limit("Choices per prompt: n and best_of.", min=1, max=MAX_N)]
+MaxLogprobs = Annotated[int, _limit("Alternatives per token with logprobs.", min=0, max=MAX_LOGPROBS)]
+MaxLogitBias = Annotated[int, _limit("Entries of logit_bias.", min=0)]
+MaxSchemaBytes = Annotated[int, _limit("Bytes of a JSON schema, expression or grammar.", min=1)]
+MaxSchemaDepth = Annotated[int, _limit("Levels of objects and arrays in a JSON schema.", min=1)]

@@ -11,9 +11,7 @@ from ..core.request import MAX_LOGPROBS, SamplingParams
 from .errors import bad_request
 from .openai_types import GenerationRequest
 
-MAX_BIAS_ENTRIES = 1024
 MAX_BIAS = 100.0
-MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 #: Fields a checkpoint's generation defaults may fill.
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -31,12 +29,12 @@ class TextRules:
 
 
 def text_rules(request: GenerationRequest, kept: frozenset[int] = frozenset()) -> TextRules:
-    """Raises ``ApiError`` 400 for an empty stop string, or too many, or too long ones."""
+    """Raises ``ApiError`` 400 for an empty stop string, or too long ones."""
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     if any(not text for text in stop):
         raise bad_request("stop holds an empty string, which would end every answer at once; leave it out.", "stop")
-    if len(stop) > MAX_STOPS or any(len(text) > MAX_STOP_CHARS for text in stop):
-        raise bad_request(f"stop takes at most {MAX_STOPS} strings of {MAX_STOP_CHARS} characters.", "stop")
+    if longest := max((len(text) for text in stop if len(text) > MAX_STOP_CHARS), default=0):
+        raise bad_request(f"stop holds a string of {longest} characters; at most {MAX_STOP_CHARS} are taken.", "stop")
     return TextRules(
         stop=stop,
         include_stop=bool(request.include_stop_str_in_output),
@@ -102,8 +100,6 @@ def logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, floa
     """OpenAI's map of token id (as text) to -100..100."""
     if bias is None:
         return {}
-    if len(bias) > MAX_BIAS_ENTRIES:
-        raise bad_request(f"logit_bias has {len(bias)} entries; at most {MAX_BIAS_ENTRIES}", "logit_bias")
     checked: dict[int, float] = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):

@@ -7,9 +7,8 @@ from typing import Any
 
 from .errors import bad_request
 from .frontend import Frontend
+from .limits import is_ids
 from .params import token_ids
-
-MAX_PROMPTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +25,10 @@ async def read_prompts(
     """All prompts in order. Ids sent as ids are used untouched. Raises ``ApiError`` 400 for none or for a wrong one."""
     if prompt is None:
         raise bad_request("prompt is missing: a text, token ids, or a list of either.", "prompt")
-    items = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
+    items = [prompt] if isinstance(prompt, str) or is_ids(prompt) else prompt
     if not items:
         raise bad_request("prompt is an empty list.", "prompt")
-    if len(items) > MAX_PROMPTS:
-        raise bad_request(f"prompt holds {len(items)} prompts; at most {MAX_PROMPTS} in one request.", "prompt")
     return [await _read(item, frontend, vocab_size, add_special_tokens) for item in items]
-
-
-def _is_ids(prompt: list[Any]) -> bool:
-    return bool(prompt) and all(type(item) is int for item in prompt)
 
 
 async def _read(item: Any, frontend: Frontend, vocab_size: int, add_special_tokens: bool) -> Prompt:

@@ -10,21 +10,13 @@ from ..backends.base import BackendInfo
 from ..core.config import EngineConfig
 from ..core.stats import EngineStats
 from .client import EngineClient
+from .sizes import size_text
 from .state import ServerState
 
 logger = logging.getLogger("bireme.server")
 
 #: The length of conversation that capacity is told in.
 CONVERSATION = 4096
-
-
-def size_text(size: float) -> str:
-    """Bytes for people: 1.50 GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 def summary(state: ServerState, url: str) -> str:

@@ -17,6 +17,7 @@ from .app import create_app
 from .client import EngineClient, EngineState
 from .errors import ApiError
 from .frontend import load_frontend
+from .http_protocol import protocol
 from .listen import url_of
 from .metrics import Metrics
 from .names import ServedNames
@@ -24,6 +25,8 @@ from .progress import LoadBar, resolve_model
 from .report import report_statistics, summary
 from .settings import ServerSettings
 from .state import ServerState
+from .users.directory import Directory
+from .users.store import UserError
 
 logger = logging.getLogger("bireme.server")
 
@@ -46,9 +49,11 @@ class BiremeServer:
     def __init__(self, settings: ServerSettings, listener: socket.socket) -> None:
         names = ServedNames.of(settings.spec.model, settings.served_model_names)
         client = EngineClient(settings)
-        metrics = Metrics(names.primary)
+        metrics = Metrics(names.primary, settings.spec.config.slo)
         metrics.watch(client)
-        self.state = ServerState(settings, client, names, metrics)
+        directory = Directory(settings.users_path, settings.api_keys)
+        metrics.watch_users(directory, client)
+        self.state = ServerState(settings, client, names, metrics, directory=directory)
         self._settings = settings
         self._listener = listener
         self._error: str | None = None
@@ -56,7 +61,9 @@ class BiremeServer:
             uvicorn.Config(
                 create_app(self.state),
                 loop="uvloop",
-                http="httptools",
+                http=protocol(settings.max_header_size),
+                proxy_headers=bool(settings.trusted_proxies),
+                forwarded_allow_ips=list(settings.trusted_proxies),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -70,6 +77,10 @@ class BiremeServer:
     async def run(self) -> str | None:
         """Serve until told to stop. Returns why the server had to give up, or None after an ordinary end."""
         self._handle_signals()
+        try:
+            self.state.directory.start()
+        except UserError as error:
+            return str(error)
         _say(f"Listening on {url_of(self._listener)}; loading {self._settings.spec.model}.")
         engine = asyncio.create_task(self._run_engine())
         reports = asyncio.create_task(report_statistics(self.state.client, self._settings.stats_interval))
@@ -78,6 +89,7 @@ class BiremeServer:
         finally:
             reports.cancel()
             await self._stop_engine(engine)
+            await asyncio.to_thread(self.state.directory.close)
         return self._error
 
     def _handle_signals(self) -> None:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..core.config import EngineConfig
+from .limits import RequestLimits
 from .parsers.choose import check_names
 from .parsers.formats import AUTO
+from .users.store import default_path
+
+#: Who shares cached prompts: all, each user alone, or each ``prompt_cache_key`` of a user alone.
+SCOPES = ("shared", "user", "prompt_cache_key")
+#: As a users' file: none, whatever lies in the data folder.
+NO_USERS = "none"
 
 #: Builds the engine in its process; ``module:function`` taking (EngineSpec, progress) and returning an Engine.
 DEFAULT_LOADER = "bireme.server.loading:load_engine"
+
+
+def origins(given: list[str] | None) -> tuple[str, ...]:
+    """Pages that may call the server, as an option names them: none given means any, 'none' means none."""
+    if not given:
+        return ("*",)
+    return () if given == ["none"] else tuple(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +56,40 @@ class ServerSettings:
     grace: float = 5.0  # running requests may finish for so long after the first Ctrl-C
     keep_alive: float = 10.0  # a silent stream gets a comment line so often
     accept_wait: float = 2.0  # a stream's headers go out after so long even if the engine has not answered yet
-    max_body: int = 32 * 1024 * 1024
+    max_body_size: int = 32 * 1024 * 1024
+    max_header_size: int = 64 * 1024  # of a request's line and headers
+    limits: RequestLimits = field(default_factory=RequestLimits)
     max_schema_bytes: int = 256 * 1024  # of a JSON schema, expression or grammar
     max_schema_depth: int = 64  # of a schema's objects and arrays in each other
     max_restarts: int = 5  # engine restarts in a row before the server gives up
     restart_delay: float = 0.5  # before the first restart; doubles each time, up to 30
     stats_interval: float = 10.0
     log_level: str = "info"
+    users_db: str | None = None  # the users' file; None: the one in the user's data folder, "none": none
+    prefix_cache_scope: str = "shared"  # who may profit from whose cached prompts; see SCOPES
+    trusted_proxies: tuple[str, ...] = ()  # addresses and networks whose X-Forwarded-For is believed
+    cors_origins: tuple[str, ...] = ("*",)  # pages that may call the server; (): none
+    cors_credentials: bool = False
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
+        if self.prefix_cache_scope not in SCOPES:
+            raise ValueError(
+                f"prefix_cache_scope is {self.prefix_cache_scope!r}; it must be one of {', '.join(SCOPES)}"
+            )
+        if self.cors_credentials and "*" in self.cors_origins:
+            raise ValueError(
+                "cors_credentials needs cors_origins that are named: '*' would let any page act as its reader"
+            )
+        for one in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(one)
+            except ValueError as error:
+                raise ValueError(f"trusted_proxies: {error}; give addresses and networks, such as 10.0.0.0/8") from None
+
+    @property
+    def users_path(self) -> Path | None:
+        """The users' file, there or not; None: there is to be none."""
+        if self.users_db == NO_USERS:
+            return None
+        return Path(self.users_db) if self.users_db else default_path()

@@ -23,3 +23,12 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is no size; it must be at least one byte")
     return size
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: 1.50 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request as HttpRequest
 
 from ..core.request import Request, SamplingParams
 from .client import EngineClient, EngineState
-from .errors import ApiError, context_exceeded
+from .errors import ApiError, bad_request, context_exceeded
 from .frontend import Frontend
 from .generation import Generation
 from .metrics import Metrics
@@ -21,6 +21,8 @@ from .parsers.choose import ParserChoice, choose
 from .parsers.tools import Tools
 from .settings import ServerSettings
 from .structured import SchemaLimits
+from .users.caller import caller_of
+from .users.directory import Directory
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class ServerState:
     names: ServedNames
     metrics: Metrics
     frontend: Frontend | None = None
+    directory: Directory = field(default_factory=lambda: Directory(None))
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
     _counter: int = 0
@@ -88,6 +91,11 @@ class ServerState:
         if prompt >= self.max_model_len:
             raise context_exceeded(self.max_model_len, prompt, param)
 
+    def check_counts(self, body: object) -> None:
+        """Raises ``ApiError`` 400 where a request holds more of something than is taken."""
+        if excess := self.settings.limits.excess(body):
+            raise bad_request(excess[1], excess[0])
+
     @property
     def schema_limits(self) -> SchemaLimits:
         return SchemaLimits(self.settings.max_schema_bytes, self.settings.max_schema_depth)
@@ -100,20 +108,41 @@ class ServerState:
         params: SamplingParams,
         rules: TextRules,
     ) -> Generation:
-        """A generation for one prompt, not started yet."""
+        """A generation for one prompt, not started yet. Raises ``ApiError`` 400 where the user's context is used up."""
         assert self.frontend is not None
         self._counter += 1
+        prompt_field = "messages" if isinstance(body, ChatRequest) else "prompt"
+        caller = caller_of(http.scope)
+        if caller.allowance is not None:
+            params = _within(params, caller.allowance.room(len(prompt_ids), prompt_field))
+        share = caller.share(body.user)
+        record = self.metrics.record(len(prompt_ids), f"{request_id_of(http)}-{self._counter}", caller)
         request = Request(
-            request_id=f"{request_id_of(http)}-{self._counter}",
+            request_id=record.request_id,
             prompt_ids=prompt_ids,
             params=params,
-            user=body.user or "",
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
+            user=share,
+            priority=caller.priority(body.priority),
+            cache_salt=self._salt(share, body),
+            arrival_time=record.arrived,
+            weight=None if caller.user is None else caller.user.weight,
         )
-        record = self.metrics.record(len(prompt_ids), request.request_id)
-        prompt_field = "messages" if isinstance(body, ChatRequest) else "prompt"
         return Generation(self.client, request, rules, self.frontend.text, record, prompt_field)
+
+    def _salt(self, share: str, body: GenerationRequest) -> str:
+        """What keeps cached blocks apart. Each part has its length, so none passes for another."""
+        scope, salt = self.settings.prefix_cache_scope, body.cache_salt or ""
+        if scope == "shared":
+            return salt
+        parts = [share, body.prompt_cache_key or ""] if scope == "prompt_cache_key" else [share]
+        return "".join(f"{len(part)}:{part}" for part in (*parts, salt))
+
+
+def _within(params: SamplingParams, room: int | None) -> SamplingParams:
+    """No more tokens than ``room``."""
+    if room is None or (params.max_tokens is not None and params.max_tokens <= room):
+        return params
+    return replace(params, max_tokens=room)
 
 
 def state_of(http: HttpRequest) -> ServerState:

@@ -67,6 +67,7 @@ async def completions(http: Request) -> Response:
     frontend = state.ready()
     body = parse(await http.body(), CompletionRequest)
     model = state.names.check(body.model)
+    state.check_counts(body)
     _check(body)
     add_special = body.add_special_tokens is not False
     prompts = await read_prompts(body.prompt, frontend, state.vocab_size, add_special_tokens=add_special)

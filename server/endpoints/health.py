@@ -1,4 +1,4 @@
-"""``/health``, ``/version``, ``/server_info``, and a word at ``/``."""
+"""``/health``, ``/live``, ``/ready``, ``/version``, ``/server_info``, and a word at ``/``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from ... import __version__
 from ..client import EngineState
+from ..errors import ApiError
+from ..settings import NO_USERS
 from ..state import state_of
 
 router = APIRouter()
@@ -34,6 +36,24 @@ async def health(http: Request) -> Response:
     if status is EngineState.FAILED:
         body["error"] = state.client.failure
     return Response(orjson.dumps(body), 200 if body["status"] == "ok" else 503, media_type="application/json")
+
+
+@router.get("/ready")
+@router.head("/ready", include_in_schema=False)
+async def ready(http: Request) -> dict[str, str]:
+    """200 when a request sent now would be taken up; else 503 with the reason and ``Retry-After``."""
+    state = state_of(http)
+    state.ready()
+    if state.client.state is EngineState.STALLED:
+        raise ApiError(503, "Requests wait and the engine does not move.", code="stalled", retry_after=5)
+    return {"status": "ready"}
+
+
+@router.get("/live")
+@router.head("/live", include_in_schema=False)
+async def live() -> dict[str, str]:
+    """200 as long as the process answers, whether it serves or still loads."""
+    return {"status": "live"}
 
 
 @router.get("/version")
@@ -61,7 +81,16 @@ async def server_info(http: Request) -> dict[str, Any]:
             "generation_defaults": state.defaults,
             "tool_parser": state.parsers.tool_name,
             "reasoning_parser": state.parsers.reasoning_name,
-            "api_key": bool(settings.api_keys),
+            "api_key": state.directory.keyed,
+            "users_db": str(settings.users_path or NO_USERS),
+            "users": len(state.directory.names),
+            "prefix_cache_scope": settings.prefix_cache_scope,
+            "trusted_proxies": list(settings.trusted_proxies),
+            "cors_origins": list(settings.cors_origins),
+            "cors_credentials": settings.cors_credentials,
+            "max_body_size": settings.max_body_size,
+            "max_header_size": settings.max_header_size,
+            **dataclasses.asdict(settings.limits),
             "grace": settings.grace,
             "max_schema_bytes": settings.max_schema_bytes,
             "max_schema_depth": settings.max_schema_depth,

@@ -61,4 +61,5 @@ async def _read(http: Request, kind: type[T]) -> tuple[ServerState, Frontend, T]
     frontend = state.ready()
     body = parse(await http.body(), kind)
     state.names.check(body.model)
+    state.check_counts(body)
     return state, frontend, body

@@ -103,7 +103,8 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     def start(*options: str, model: Path | str = scripted.SCRIPTED, hook: dict[str, Any] | None = None) -> Server:
         log_file = tmp_path_factory.mktemp("server") / "log"
         environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
-        command = [*BIREME, "serve", str(model), "--device", "cpu", "--port", "0", *options]
+        command = [*BIREME, "serve", str(model), "--device", "cpu", "--port", "0", "--users-db", "none"]
+        command += options
         if hook is not None:
             command = [sys.executable, str(HERE / "serve_hooked.py"), str(model), json.dumps(hook)]
         with log_file.open("wb") as log:

@@ -35,6 +35,7 @@ def app_inside_plain_middleware(state: ServerState) -> FastAPI:
 def main() -> None:
     run.create_app = app_inside_plain_middleware
     model, options = sys.argv[1], json.loads(sys.argv[2])
+    options.setdefault("users_db", "none")
     os.environ["BIREME_TEST_LOAD_S"] = str(options.pop("load_s", 0))
     os.environ["BIREME_TEST_STEP_S"] = str(options.pop("step_s", 0.005))
     engine = {one.name: options.pop(one.name) for one in fields(EngineConfig) if one.name in options}

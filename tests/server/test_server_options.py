@@ -49,6 +49,23 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
     "--tool-parser": (["--tool-parser", "glm45"], ("server", "tool_parser"), "glm"),
     "--reasoning-parser": (["--reasoning-parser", "think"], ("server", "reasoning_parser"), "think"),
     "--api-key": (["--api-key", "k1", "--api-key", "k2"], ("server", "api_key"), True),
+    "--max-queue-per-user": (["--max-queue-per-user", "5"], ("engine", "max_queue_per_user"), 5),
+    "--slo": (["--slo", "ttft=90s,tpot=4s"], ("engine", "slo"), {"ttft": 90.0, "tpot": 4.0}),
+    "--slo-policy": (["--slo-policy", "refuse"], ("engine", "slo_policy"), "refuse"),
+    "--users-db": (["--users-db", "none"], ("server", "users_db"), "none"),
+    "--prefix-cache-scope": (["--prefix-cache-scope", "user"], ("server", "prefix_cache_scope"), "user"),
+    "--trusted-proxies": (["--trusted-proxies", "192.0.2.0/24"], ("server", "trusted_proxies"), ["192.0.2.0/24"]),
+    "--cors-origins": (["--cors-origins", "http://ui.example"], ("server", "cors_origins"), ["http://ui.example"]),
+    "--cors-credentials": (["--cors-credentials"], ("server", "cors_credentials"), True),
+    "--max-body-size": (["--max-body-size", "2MiB"], ("server", "max_body_size"), 2 * 2**20),
+    "--max-header-size": (["--max-header-size", "8KiB"], ("server", "max_header_size"), 8 * 2**10),
+    "--max-messages": (["--max-messages", "30"], ("server", "max_messages"), 30),
+    "--max-tools": (["--max-tools", "3"], ("server", "max_tools"), 3),
+    "--max-prompts": (["--max-prompts", "4"], ("server", "max_prompts"), 4),
+    "--max-stop-strings": (["--max-stop-strings", "2"], ("server", "max_stop_strings"), 2),
+    "--max-n": (["--max-n", "3"], ("server", "max_n"), 3),
+    "--max-logprobs": (["--max-logprobs", "5"], ("server", "max_logprobs"), 5),
+    "--max-logit-bias": (["--max-logit-bias", "6"], ("server", "max_logit_bias"), 6),
     "--grace": (["--grace", "2.5"], ("server", "grace"), 2.5),
 }
 KEY = {"Authorization": "Bearer k2"}
@@ -173,11 +190,11 @@ def test_keys(walked: Any) -> None:
         "Access-Control-Request-Headers": "authorization, content-type",
     }
     preflight = httpx.options(walked.url + "/v1/chat/completions", headers=asked)
-    assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == "*"
+    assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == "http://ui.example"
     assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
     assert "POST" in preflight.headers["access-control-allow-methods"]
     refused = httpx.post(walked.url + "/v1/chat/completions", json={}, headers={"Origin": "http://ui.example"})
-    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "*"
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "http://ui.example"
 
 
 def test_names(walked: Any) -> None:

@@ -21,9 +21,8 @@ from bireme.server.messages import Add, FromEngine, Rejected, Step, ToEngine, en
 from bireme.server.names import ServedNames, default_name
 from bireme.server.openai_types import ChatRequest, parse
 from bireme.server.params import budget, sampling_params
-from bireme.server.report import size_text
 from bireme.server.restarts import SOUND_S, Restarts
-from bireme.server.sizes import parse_size
+from bireme.server.sizes import parse_size, size_text
 from bireme.server.socket_folder import PREFIX, SocketFolder, remove_stale
 from bireme.server.stream import RequestStream
 
