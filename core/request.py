@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
-from .grammar import GrammarSpec
 from .config import MAX_LOGPROBS as MAX_LOGPROBS
 from .config import MAX_N as MAX_N
+from .grammar import GrammarSpec
 
 
 class FinishReason(StrEnum):
@@ -86,9 +87,8 @@ class TokenLogprob:
     top_logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
-    """What one step added to one sequence of a request."""
+class SequenceOutput(NamedTuple):
+    """What one step added to one sequence of a request. A tuple: one is made for every token of every step."""
 
     request_id: str
     index: int  # which of the request's n sequences
