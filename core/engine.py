@@ -287,6 +287,7 @@ class Engine:
             rows.learn(built.sampled_rows[there], result.tokens[there])
         bad = set(np.flatnonzero(result.nan).tolist())
         logprobs = _by_sequence(built.sampled, result)
+        taken, outputs = 0, self._outputs
         for i, (seq, token) in enumerate(zip(built.sampled, result.tokens.tolist(), strict=True)):
             if seq.finish_reason is not None:
                 continue  # found ended one step late
@@ -295,19 +296,25 @@ class Engine:
             if i in bad:
                 self._finish(seq, FinishReason.ERROR)
                 self._report(seq, (), error=_NAN)
-            else:
+                continue
+            taken += 1
+            tokens, account = seq.tokens, seq.account
+            tokens.append(token)
+            account.counter += OUTPUT_WEIGHT / account.weight
+            if token in seq.stop_ids or len(tokens) >= seq.limit or seq.constraint is not None or not seq.reported:
                 self._take(seq, token, logprobs.get(i))
+            else:  # what nearly every token of nearly every step is
+                scores = (logprobs[i],) if i in logprobs else None
+                outputs.append(SequenceOutput(seq.request_id, seq.index, (token,), scores))
+        self.scheduler.counters.tokens_generated += taken
 
     def _take(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        """One more token; it may be the last. An end token wins over the limit it comes at, and so does a grammar to
-        which nothing can be added: its sequence ends with STOP after a token that is text."""
-        tokens, account = seq.tokens, seq.account
-        tokens.append(token)
-        account.counter += OUTPUT_WEIGHT / account.weight
-        self.scheduler.counters.tokens_generated += 1
+        """A token, known already, after which something may happen: it may be the last. An end token wins over the
+        limit it comes at, and so does a grammar to which nothing can be added: its sequence ends with STOP after a
+        token that is text."""
         if token in seq.stop_ids and seq.num_outputs >= seq.group.request.params.min_tokens:
             self._finish(seq, FinishReason.STOP)
-        elif len(tokens) >= seq.limit:
+        elif len(seq.tokens) >= seq.limit:
             if seq.constraint is not None and seq.constraint.completes(token):
                 self._report(seq, (token,), logprob)
                 self._finish(seq, FinishReason.STOP)
