@@ -146,15 +146,11 @@ class _Driver:
 
     def _take(self, output: SequenceOutput) -> None:
         turn, now = self._turns[output.request_id], self.clock.now
-        sample = turn.sample
-        if output.cached_tokens is not None:
-            sample.cached_tokens = output.cached_tokens
         if output.token_ids:
-            sample.first = now if sample.first is None else sample.first
-            sample.last = now
-            sample.chunks += 1
-            sample.times.append(now)
-            turn.tokens.extend(output.token_ids)
+            turn.sample.times.append(now)
+            turn.tokens += output.token_ids
+        if output.cached_tokens is not None:
+            turn.sample.cached_tokens = output.cached_tokens
         if output.finish_reason is not None:
             self._end(output.request_id, turn, now)
 
@@ -162,6 +158,8 @@ class _Driver:
         sample = turn.sample
         del self._turns[name]
         sample.end, sample.finished = now, True
+        if sample.times:
+            sample.first, sample.last, sample.chunks = sample.times[0], sample.times[-1], len(sample.times)
         sample.tokens, sample.prompt_tokens = len(turn.tokens), len(turn.prompt)
         if turn.number + 1 < len(turn.session.turns):
             history = (*turn.prompt, *turn.tokens)
