@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import operator
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,13 +34,31 @@ class Recorder:
         return getattr(mx, name)
 
 
-def test_one_thread_touches_mlx_from_load_to_close(tiny, monkeypatch):
-    """Loading, joins, aborts, two steps in flight and closing: all MLX calls come from the engine's own thread."""
+@pytest.fixture
+def touched(monkeypatch) -> set[int]:
+    """The threads that asked ``mlx.core`` for anything or called a method of an array, operators among them."""
     seen: set[int] = set()
-    folder = tiny("llama").folder
+    importlib.import_module("bireme.backends.mlx.runner")  # and with it all that it needs: nothing is imported later
     for name, module in list(sys.modules.items()):
         if name.startswith("bireme.backends.mlx.") and hasattr(module, "mx"):
             monkeypatch.setattr(module, "mx", Recorder(seen))
+    for name, method in list(vars(mx.array).items()):
+        if callable(method) and name not in ("__init__", "__new__", "__class__"):
+            monkeypatch.setattr(mx.array, name, _noting(method, seen))
+    return seen
+
+
+def _noting(method: Callable[..., Any], seen: set[int]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        seen.add(threading.get_ident())
+        return method(*arguments, **named)
+
+    return call
+
+
+def test_one_thread_touches_mlx_from_load_to_close(tiny, touched):
+    """Loading, joins, aborts, two steps in flight and closing: all MLX calls come from the engine's own thread."""
+    folder = tiny("llama").folder
 
     def serve() -> int:
         config = EngineConfig(max_num_seqs=4, kv_cache_memory=4 << 20)
@@ -53,7 +75,34 @@ def test_one_thread_touches_mlx_from_load_to_close(tiny, monkeypatch):
 
     with ThreadPoolExecutor(1) as pool:
         owner = pool.submit(serve).result()
-    assert seen == {owner} and owner != threading.get_ident()
+    assert touched == {owner} and owner != threading.get_ident()
+
+
+@pytest.mark.parametrize("touch", ["item", "__add__", "astype"])
+def test_a_touch_by_another_thread_would_be_seen(touched, touch):
+    array = mx.array([1.0])
+    mx.eval(array)
+    arguments = {"item": (), "__add__": (array,), "astype": (mx.float16,)}[touch]
+    with ThreadPoolExecutor(1) as pool:
+        stranger = pool.submit(threading.get_ident).result()
+        pool.submit(lambda: (operator.methodcaller(touch, *arguments)(array), None)[1]).result()
+    assert stranger in touched
+
+
+def test_nothing_of_mlx_leaves_the_backend(tiny, on_mlx):
+    """What the engine is handed, and may pass to other threads or let go of there, is NumPy's."""
+    driver = on_mlx(tiny("llama").folder)
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=4, logprobs=3)
+    track = driver.add([1, 2, 3], params=params)
+    result = driver.submit([(track, 3)]).ticket.wait()
+    assert result.logprobs is not None
+    reached, left = [], [result]
+    while left:
+        found = left.pop()
+        reached.append(found)
+        if dataclasses.is_dataclass(found):
+            left += [getattr(found, field.name) for field in dataclasses.fields(found)]
+    assert len(reached) > 6 and not any(isinstance(found, mx.array) for found in reached)
 
 
 def test_mlx_itself_refuses_other_threads():
