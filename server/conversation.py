@@ -5,6 +5,7 @@ Every endpoint that speaks in messages brings its request to a ``ChatRequest`` a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -52,20 +53,24 @@ class Conversation:
     async def whole(self) -> list[WholeReply]:
         """All replies, put together. Raises ``ApiError`` where the request is refused or fails."""
         replies = [WholeReply() for _ in self.readers]
-        await read_all(self.group, lambda piece: replies[piece.index].take(self.read(piece)))
+        await self.each(lambda delta: replies[delta.index].take(delta))
         return replies
+
+    async def each(self, take: Callable[[Delta], object]) -> None:
+        """Run to the end and hand each delta to ``take``. Raises as ``whole``."""
+        await read_all(self.group, lambda piece: take(self.read(piece)))
 
 
 async def converse(http: Request, state: ServerState, body: ChatRequest) -> Conversation:
     """A conversation, not started yet. Raises ``ApiError`` naming the field."""
     frontend = state.ready()
     model = state.names.check(body.model)
+    state.check_counts(body)
     _reject_other_media(body)
     top_logprobs = _wanted_logprobs(body)
     use = tool_use(body)
     prompt_ids = await render(frontend, body, use)
     prompt_end = frontend.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
-    state.check_counts(body)
     grammar = chat_grammar(body, use, state.parsers, frontend.tokenizer, prompt_end, state.schema_limits)
     group = _group(state, http, body, prompt_ids, use, top_logprobs, grammar)
     readers = _readers(state, prompt_end, use, body.n or 1)

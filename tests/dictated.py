@@ -120,22 +120,26 @@ class Dictation:
         self._settings = ServerSettings(EngineSpec(str(path)), **options)
         self._frontend = load_frontend(str(path))
 
-    def ask(self, body: dict[str, Any], *answers: str, pause: float = 0.0) -> httpx.Response:
+    def ask(
+        self, body: dict[str, Any], *answers: str, pause: float = 0.0, path: str = "/v1/chat/completions"
+    ) -> httpx.Response:
         """The answer to ``body`` when the model writes ``answers``, one per choice; control tokens in them are such.
 
         ``pause``: seconds between two of its tokens.
         """
-        return asyncio.run(self._ask(body, [self.tokens(text) for text in answers], pause))
+        return asyncio.run(self._ask(path, body, [self.tokens(text) for text in answers], pause))
 
     def tokens(self, text: str) -> list[int]:
         return self._frontend.tokenizer.encode(text, add_special_tokens=False)
 
-    async def _ask(self, body: dict[str, Any], answers: Sequence[Sequence[int]], pause: float) -> httpx.Response:
+    async def _ask(
+        self, path: str, body: dict[str, Any], answers: Sequence[Sequence[int]], pause: float
+    ) -> httpx.Response:
         client = self.client = DictatedClient(self._settings, answers, pause=pause)
         state = ServerState(self._settings, client, ServedNames(("tiny",)), Metrics("tiny"), self._frontend)
         transport = httpx.ASGITransport(create_app(state), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            response = await http.post("/v1/chat/completions", json=body)
+            response = await http.post(path, json=body)
         if client.requests:
             prompt_ids = client.requests[-1].prompt_ids
             self.prompt = self._frontend.tokenizer.decode(prompt_ids, skip_special_tokens=False)

@@ -1,0 +1,54 @@
+"""One answer told as server-sent events with names, in an API's own order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import orjson
+
+from .conversation import Conversation
+from .errors import ApiError
+from .reply import Delta
+
+logger = logging.getLogger("bireme.server")
+
+
+class Narrator(Protocol):
+    """Writes one API's events. Each method returns the bytes of those that are due."""
+
+    def opening(self) -> bytes: ...
+
+    def take(self, delta: Delta) -> bytes: ...
+
+    def closing(self) -> bytes:
+        """After the delta that brought the end."""
+        ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """Instead of the closing: nobody may take half an answer for a whole one."""
+        ...
+
+
+def named_event(name: str, data: object) -> bytes:
+    """An event with its name, and ``data`` as JSON."""
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+
+
+async def narrate(conversation: Conversation, narrator: Narrator, request_id: str) -> AsyncIterator[bytes]:
+    """The events of ``conversation``'s one reply, those that are due together in one write."""
+    try:
+        yield narrator.opening()
+        async with contextlib.aclosing(conversation.group.pieces()) as batches:
+            async for pieces in batches:
+                if told := b"".join([narrator.take(conversation.read(piece)) for piece in pieces]):
+                    yield told
+        yield narrator.closing()
+    except ApiError as error:
+        logger.warning("request %s failed in its stream: %s", request_id, error.message)
+        yield narrator.failed(error)
+    except Exception:
+        logger.exception("request %s failed in its stream", request_id)
+        yield narrator.failed(ApiError(500, f"Internal error; see the server's log for request {request_id}."))

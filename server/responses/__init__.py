@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: items in, items out, events in order."""
