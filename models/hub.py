@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .hub_choice import ModelChoiceError, Selection, choose, missing_shards
+from .hub_room import check_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,7 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
     Raises:
         ModelNotFoundError: no such path; the Hub doesn't know it, refuses it or can't be reached; no file in it fits.
         DemoModelError: the demo model can't be fetched.
+        NoRoomError: the disk has no room for it.
     """
     if model == "demo":
         from .demo import demo_model
@@ -82,6 +84,7 @@ def _from_hub(repo: str, quant: str | None, progress: Progress | None) -> Path:
     if _INDEX in names:  # the index is the only list: a repository may hold the same weights twice
         index = Path(_fetch(repo, _INDEX, listing.commit, None))
         names = _indexed(names, index)
+    check_room(repo, {name: listing.sizes[name] for name in names}, listing.commit)
     total = sum(listing.sizes[name] for name in names)
     done = 0
     paths = {}
@@ -186,7 +189,7 @@ def _bar_for(progress: Progress, before: int, total: int) -> type[Any]:
 
 def _from_hub_cache(repo: str, quant: str | None, reason: str) -> Path:
     """The model out of the Hub client's own cache, if it is whole there."""
-    folder = _cached_snapshot(repo)
+    folder = cached_snapshot(repo)
     advice = (
         f"the Hub can't be reached ({reason}). Connect this machine, or fetch the model on another one with "
         f"'hf download {repo}' and name the folder or the .gguf file by its path"
@@ -198,16 +201,21 @@ def _from_hub_cache(repo: str, quant: str | None, reason: str) -> Path:
         selection = choose(repo, files, quant)
     except ModelChoiceError as error:
         raise ModelNotFoundError(f"{error} (these are the files in the local cache); {advice}") from None
-    missing = missing_shards(selection.files)
-    if _INDEX in selection.files:
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        missing = sorted(set(index["weight_map"].values()) - set(files))
-    if missing:
+    if missing := missing_files(folder, selection.files):
         raise ModelNotFoundError(f"{repo} is in the local cache without {', '.join(missing)}, and {advice}")
     return _entry(selection, {name: folder / name for name in selection.files})
 
 
-def _cached_snapshot(repo: str) -> Path | None:
+def missing_files(folder: Path, files: Iterable[str]) -> list[str]:
+    """What a model of these ``files`` in ``folder`` lacks: shards, or files that its safetensors index names."""
+    present = set(files)
+    if _INDEX not in present:
+        return missing_shards(present)
+    index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    return sorted(set(index["weight_map"].values()) - present)
+
+
+def cached_snapshot(repo: str) -> Path | None:
     """The folder of the commit that was last downloaded of ``main``, or None."""
     from huggingface_hub import constants
 

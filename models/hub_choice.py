@@ -51,6 +51,28 @@ def choose(repo: str, sizes: Mapping[str, int], quant: str | None) -> Selection:
     return Selection(files, files[0], gguf=True)
 
 
+def offers(repo: str, sizes: Mapping[str, int]) -> dict[str, Selection]:
+    """Every model among a repository's files, by what names it: ``org/name`` for safetensors, else ``org/name:QUANT``.
+
+    The shortest end of a file's name that means it alone is its QUANT.
+    """
+    found: dict[str, Selection] = {}
+    if _safetensors(sizes) and "config.json" in sizes:
+        found[repo] = choose(repo, sizes, None)
+    for group, files in _gguf_groups(sizes).items():
+        ends = [group[cut.end() :] for cut in re.finditer(r"[-./]", group)][::-1]
+        quant = next((end for end in ends if _means(repo, sizes, end, files)), group)
+        found[f"{repo}:{quant}"] = Selection(tuple(files), files[0], gguf=True)
+    return found
+
+
+def _means(repo: str, sizes: Mapping[str, int], quant: str, files: list[str]) -> bool:
+    try:
+        return list(choose(repo, sizes, quant).files) == files
+    except ModelChoiceError:
+        return False
+
+
 def missing_shards(files: Iterable[str]) -> list[str]:
     """Names of the shards that split files among ``files`` lack."""
     present = set(files)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -14,6 +13,9 @@ from ..core.slo import parse_slo
 from ..planner.command import plan
 from . import options
 from .commands.config_file import ENV_PREFIX, ConfigFile, ShowConfig, show
+from .commands.fail import fail
+from .commands.models import models
+from .commands.pull import pull
 from .limits import RequestLimits
 from .settings import EngineSpec, ServerSettings, origins
 from .sizes import parse_size, size_text
@@ -159,23 +161,19 @@ def serve(
         )
         listener = bind(host, port)
     except (ValueError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     from .run import serve as run
 
     if failure := run(settings, listener):
-        _fail(failure)
+        fail(failure)
 
 
+app.command()(pull)
+app.add_typer(models)
 app.command()(plan)
 app.command()(simulate)
 app.add_typer(bench)
 app.add_typer(users)
-
-
-def _fail(message: str) -> None:
-    """One line on standard error, exit code 1."""
-    typer.echo(f"bireme: {' '.join(message.split())}", err=True)
-    sys.exit(1)
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         help="A .gguf file, a model folder, a Hub id (org/name[:QUANT]), or 'demo'.",
+        metavar="MODEL",
         envvar=f"{ENV_PREFIX}_MODEL",
         autocompletion=complete_model,
         show_envvar=False,
