@@ -176,6 +176,11 @@ class SequenceText:
         self.num_tokens = 0  # generated, the end token included
         self.finish_reason: FinishReason | None = None
 
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._output.stopped
+
     def feed(self, output: SequenceOutput) -> TextDelta:
         """After the sequence ended, whatever the engine still sends for it comes out empty."""
         if self.finish_reason is not None:

@@ -59,14 +59,19 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def context_exceeded(limit: int, prompt: int, param: str) -> ApiError:
+class ContextExceededError(ApiError):
     """The prompt alone fills the context. Clients look for the words and the code to compact and try again."""
-    return bad_request(
-        f"This model's maximum context length is {limit} tokens, but the prompt has {prompt} tokens and at least one "
-        f"is needed for the answer. Shorten the {param}.",
-        param,
-        "context_length_exceeded",
-    )
+
+    def __init__(self, limit: int, prompt: int, param: str) -> None:
+        super().__init__(
+            400,
+            f"This model's maximum context length is {limit} tokens, but the prompt has {prompt} tokens and at least "
+            f"one is needed for the answer. Shorten the {param}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.limit = limit  # tokens
+        self.prompt = prompt  # tokens
 
 
 def from_rejection(rejected: Rejected, param: str) -> ApiError:

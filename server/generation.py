@@ -74,6 +74,10 @@ class Generation:
         """Tokens made, over all choices, end tokens included."""
         return sum(choice.text.num_tokens for choice in self._choices)
 
+    def stop_string(self, index: int) -> str | None:
+        """The stop string that ended a choice, if one did."""
+        return self._choices[index].text.stopped
+
     @property
     def done(self) -> bool:
         """Whether every choice has ended."""
@@ -187,6 +191,10 @@ class GenerationGroup:
     @property
     def cached_tokens(self) -> int:
         return sum(one.cached_tokens for one in self.generations)
+
+    def stop_string(self, index: int) -> str | None:
+        """The stop string that ended the first prompt's choice ``index``, if one did."""
+        return self.generations[0].stop_string(index)
 
     async def start(self, timeout: float | None) -> None:
         """Start all; if one is refused, none runs. Raises the refusal (``ApiError``)."""

@@ -59,12 +59,15 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], keep_alive: float) -> None:
+    def __init__(
+        self, events: AsyncIterator[bytes], close: Callable[[], None], keep_alive: float, idle: bytes = COMMENT
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
         self._keep_alive = keep_alive
+        self._idle = idle  # what breaks a silence
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,4 +96,4 @@ class EventStream(Response):
                 await asyncio.sleep(self._keep_alive - silent)
                 continue
             self._sent_at = time.monotonic()
-            await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            await send({"type": "http.response.body", "body": self._idle, "more_body": True})

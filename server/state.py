@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from ..core.request import Request, SamplingParams
 from .client import EngineClient, EngineState
-from .errors import ApiError, bad_request, context_exceeded
+from .errors import ApiError, ContextExceededError, bad_request
 from .frontend import Frontend
 from .generation import Generation
 from .metrics import Metrics
@@ -89,7 +89,7 @@ class ServerState:
     def check_length(self, prompt: int, param: str) -> None:
         """Raises ``ApiError`` 400 ``context_length_exceeded`` when the prompt leaves no room for one token."""
         if prompt >= self.max_model_len:
-            raise context_exceeded(self.max_model_len, prompt, param)
+            raise ContextExceededError(self.max_model_len, prompt, param)
 
     def check_counts(self, body: object) -> None:
         """Raises ``ApiError`` 400 where a request holds more of something than is taken."""

@@ -22,4 +22,13 @@ def thinking_options(effort: str | None, known: Collection[str]) -> dict[str, An
     if effort not in EFFORTS:
         raise bad_request(f"reasoning_effort is {effort!r}; it can be {', '.join(EFFORTS)}", "reasoning_effort")
     options: dict[str, Any] = {"reasoning_effort": effort} if "reasoning_effort" in known else {}
-    return options | {name: effort != "none" for name in _SWITCHES if name in known}
+    return options | _switches(effort != "none", known)
+
+
+def thinking_off(known: Collection[str]) -> dict[str, Any]:
+    """Template variables for no thinking at all, where the template has a switch for that."""
+    return _switches(False, known)
+
+
+def _switches(on: bool, known: Collection[str]) -> dict[str, Any]:
+    return {name: on for name in _SWITCHES if name in known}
