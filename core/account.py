@@ -18,6 +18,7 @@ class Account:
     counter: float = 0.0
     waiting: int = 0  # sequences in the queue
     running: int = 0
+    unstarted: int = 0  # requests of which nothing has run yet
 
     def charge(self, prompt_tokens: int) -> None:
         """Prompt tokens were computed. (Output tokens, one at a time, are charged where they are dealt out.)"""

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..backends.base import Backend, Ticket
-from .account import OUTPUT_WEIGHT
+from .account import OUTPUT_WEIGHT, Account
 from .config import EngineConfig
 from .constraint import Outcome
+from .estimate import first_token_seconds
 from .grammar import Grammar
 from .intake import Limits, check, make_group
 from .invariants import find_problems, quarantine
@@ -84,7 +85,7 @@ class Engine:
         self.clock = clock
         self.max_model_len = min(info.max_model_len, config.max_model_len or info.max_model_len)
         self.limits = Limits(self.max_model_len, info.num_blocks * info.block_size, info.vocab_size, info.end_ids)
-        self.scheduler = Scheduler(config, info.num_blocks, info.block_size, self.max_model_len, info.model_name)
+        self.scheduler = Scheduler(config, info.num_blocks, info.block_size, self.max_model_len, info.model_name, clock)
         self._check = check_every_step
         self._groups: dict[str, Group] = {}
         self._in_flight: deque[_InFlight] = deque()
@@ -97,8 +98,9 @@ class Engine:
         self._finish_times: deque[float] = deque(maxlen=64)
         self._dead: str | None = None
 
-    def review(self, request: Request, beside: int = 0) -> None:
-        """Refuse what can't be queued now, with ``beside`` other requests on their way to the queue.
+    def review(self, request: Request, beside: int = 0, beside_own: int = 0) -> None:
+        """Refuse what can't be queued now, with ``beside`` other requests on their way to the queue, ``beside_own`` of
+        them the same user's.
 
         Raises as ``add`` does.
         """
@@ -112,9 +114,13 @@ class Engine:
             raise
         if self.scheduler.num_unstarted + beside >= self.config.max_queue:
             self.scheduler.counters.requests_rejected += 1
-            after = self._retry_after()
-            waiting = f"{self.config.max_queue} requests are waiting, the most allowed (max_queue)"
-            raise QueueFullError(f"{waiting}; try again in {after:.0f} s", after)
+            raise self._full(f"{self.config.max_queue} requests are waiting, the most allowed (max_queue)")
+        account, most = self.scheduler.fairness.account(request.user), self.config.max_queue_per_user
+        if most is not None and account.unstarted + beside_own >= most:
+            self.scheduler.counters.requests_rejected += 1
+            raise self._full(f"{most} requests of this user are waiting, the most allowed (max_queue_per_user)")
+        if self.config.slo_policy == "refuse":
+            self._check_attainable(request, account)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
         """Queue a request. ``grammar`` is what ``request.params.grammar`` was compiled to.
@@ -129,6 +135,8 @@ class Engine:
             raise RequestRejectedError("the request's grammar was not compiled, so it can't be followed", "no_grammar")
         account = self.scheduler.fairness.account(request.user)
         try:
+        if request.weight is not None:
+            self.scheduler.fairness.set_weight(request.user, request.weight)
             group = make_group(request, self.limits, account, self._order, self._rng, grammar)
         except RequestRejectedError:
             self.scheduler.counters.requests_rejected += 1
@@ -139,6 +147,7 @@ class Engine:
         self._groups[request.request_id] = group
         self.scheduler.counters.requests_added += 1
         self.scheduler.add(group.seqs[0])
+        group.arrived = request.arrival_time or self.clock()
 
     def abort(self, request_id: str, index: int | None = None) -> bool:
         """End a request, or its sequence ``index`` alone, whatever it is doing; its blocks are free when this returns.
@@ -233,6 +242,7 @@ class Engine:
             dead=self._dead is not None,
         )
 
+            requests_unattainable=counters.requests_unattainable,
     def _step(self) -> None:
         while self._in_flight and self._in_flight[0].ticket.done():
             self._collect()
@@ -364,6 +374,32 @@ class Engine:
         for group in self._groups.values():
             for seq in group.seqs:
                 if seq.finish_reason is None:
+    def _check_attainable(self, request: Request, account: Account) -> None:
+        """Refuse a request that would wait too long for its first token. An idle engine takes everything: waiting could
+        not make it any faster."""
+        slo, scheduler = self.config.slo, self.scheduler
+        if slo is None or slo.ttft is None or not (scheduler.queue or scheduler.rows.num_running):
+            return
+        times = self._finish_times
+        interval = (self.clock() - times[0]) / len(times) if len(times) > 1 else None
+        tokens = len(request.prompt_ids)
+        waited = max(0.0, self.clock() - request.arrival_time) if request.arrival_time else 0.0
+        expected = waited + first_token_seconds(scheduler, account, request.priority, tokens, interval)
+        if expected <= slo.ttft:
+            return
+        scheduler.counters.requests_rejected += 1
+        scheduler.counters.requests_unattainable += 1
+        raise QueueFullError(
+            f"the first token would come after about {expected:.1f} s, and the objective is {slo.ttft:g} s (slo); "
+            f"try again in {max(1.0, expected - slo.ttft):.0f} s",
+            max(1.0, expected - slo.ttft),
+            "slo_unattainable",
+        )
+
+    def _full(self, why: str) -> QueueFullError:
+        after = self._retry_after()
+        return QueueFullError(f"{why}; try again in {after:.0f} s", after)
+
                     seq.finish_reason = FinishReason.ERROR
                     self.scheduler.counters.finished[FinishReason.ERROR] += 1
                     self._report(seq, (), error=self._dead)

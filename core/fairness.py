@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .account import Account
@@ -45,7 +45,7 @@ class Fairness:
         """One of the account's sequences joined the queue; ``new`` unless it was preempted or forked."""
         if account.waiting == 0:
             if new:
-                account.counter = max(account.counter, self._floor())
+                account.counter = max(account.counter, self.floor)
             self._waiting[account.user] = account
         account.waiting += 1
 
@@ -56,7 +56,9 @@ class Fairness:
             del self._waiting[account.user]
             self._last_left = account
 
-    def _floor(self) -> float:
+    @property
+    def floor(self) -> float:
+        """What a newcomer's counter is lifted to."""
         if self._waiting:
             return min(account.counter for account in self._waiting.values())
         return self._last_left.counter if self._last_left is not None else 0.0
@@ -69,26 +71,68 @@ class Fairness:
             del self.accounts[user]
 
 
+#: Of so many admissions from a user's line, one at least is of those who are late, if there are any.
+LATE_EVERY = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One user's sequences of one priority, first come, first served.
+
+    With an objective those that can't have their first token in time any more stand apart: others, which still can, go
+    before them, but never more than ``LATE_EVERY`` - 1 in a row. So they wait longer, and not for ever.
+    """
+
+    timely: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
+    late: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
+    overtaken: int = 0  # times in a row that one of the late was passed
+
+    def __bool__(self) -> bool:
+        return bool(self.timely or self.late)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.timely
+        yield from self.late
+
+    def head(self, is_late: Callable[[Sequence], bool] | None) -> Sequence:
+        while is_late is not None and self.timely and is_late(first := next(iter(self.timely))):
+            del self.timely[first]
+            self.late[first] = None
+        if self.late and (not self.timely or self.overtaken >= LATE_EVERY - 1):
+            return next(iter(self.late))
+        return next(iter(self.timely))
+
+    def remove(self, seq: Sequence) -> None:
+        if seq in self.late:
+            del self.late[seq]
+            self.overtaken = 0
+        else:
+            del self.timely[seq]
+            self.overtaken += bool(self.late)
+
+
 @dataclass(slots=True, eq=False)
 class _Class:
     """The waiting sequences of one priority."""
 
     preempted: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
-    users: dict[str, OrderedDict[Sequence, None]] = field(default_factory=dict)
+    users: dict[str, _Line] = field(default_factory=dict)
 
-    def head(self) -> Sequence | None:
+    def head(self, is_late: Callable[[Sequence], bool] | None) -> Sequence | None:
         if self.preempted:
             return next(iter(self.preempted))
-        heads = (next(iter(queue)) for queue in self.users.values())
+        heads = (line.head(is_late) for line in self.users.values())
         return min(heads, key=lambda seq: (seq.account.counter, seq.order), default=None)
 
 
 class WaitingQueue:
     """Everything that waits. Classes by priority (lower first); within one the preempted, oldest first, then the head
-    of the user with the least counter; each user first come, first served."""
+    of the user with the least counter; each user's own line has an order of its own."""
 
-    def __init__(self, fairness: Fairness) -> None:
+    def __init__(self, fairness: Fairness, is_late: Callable[[Sequence], bool] | None = None) -> None:
+        """``is_late``: whether a sequence can't have its first token in time any more; None: nobody is ever late."""
         self.fairness = fairness
+        self._is_late = is_late
         self._classes: dict[int, _Class] = {}
         self._length = 0
 
@@ -101,15 +145,19 @@ class WaitingQueue:
             for queue in cls.users.values():
                 yield from queue
 
+    def late(self) -> set[Sequence]:
+        """Those that others were let past, because they can't be in time any more."""
+        return {seq for cls in self._classes.values() for line in cls.users.values() for seq in line.late}
+
     def push(self, seq: Sequence) -> None:
         """At the end of its user's line."""
         self._join(seq, new=True)
-        self._line(seq)[seq] = None
+        self._line(seq).timely[seq] = None
 
     def push_front(self, seq: Sequence) -> None:
         """At the head of its user's line: a sibling of a request that already runs."""
         self._join(seq, new=False)
-        line = self._line(seq)
+        line = self._line(seq).timely
         line[seq] = None
         line.move_to_end(seq, last=False)
 
@@ -125,7 +173,7 @@ class WaitingQueue:
         """Who goes next."""
         if not self._classes:
             return None
-        return self._classes[min(self._classes)].head()
+        return self._classes[min(self._classes)].head(self._is_late)
 
     def remove(self, seq: Sequence) -> None:
         """``seq`` is admitted, or ended while it waited."""
@@ -134,7 +182,7 @@ class WaitingQueue:
             del cls.preempted[seq]
         else:
             line = cls.users[seq.account.user]
-            del line[seq]
+            line.remove(seq)
             if not line:
                 del cls.users[seq.account.user]
         if not cls.preempted and not cls.users:
@@ -149,5 +197,5 @@ class WaitingQueue:
     def _class(self, seq: Sequence) -> _Class:
         return self._classes.setdefault(seq.priority, _Class())
 
-    def _line(self, seq: Sequence) -> OrderedDict[Sequence, None]:
-        return self._class(seq).users.setdefault(seq.account.user, OrderedDict())
+    def _line(self, seq: Sequence) -> _Line:
+        return self._class(seq).users.setdefault(seq.account.user, _Line())

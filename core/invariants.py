@@ -141,8 +141,11 @@ def _queue(scheduler: Scheduler) -> Iterator[Problem]:
     unstarted = sum(seq.group.cached_tokens is None for seq in waiting)
     if unstarted != scheduler.num_unstarted:
         yield Problem(f"{unstarted} requests have not started, {scheduler.num_unstarted} are counted")
+    new = Counter(seq.account.user for seq in waiting if seq.group.cached_tokens is None)
     counts = Counter(seq.account.user for seq in waiting)
     running = Counter(seq.account.user for seq in scheduler.rows.running())
     for account in scheduler.fairness.accounts.values():
         if (account.waiting, account.running) != (counts[account.user], running[account.user]):
             yield Problem(f"user {account.user!r} is counted {account.waiting} waiting, {account.running} running")
+        if account.unstarted != new[account.user]:
+            yield Problem(f"user {account.user!r} is counted {account.unstarted} not started")

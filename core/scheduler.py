@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 
 from .chunks import ChunkBudget
@@ -12,6 +15,7 @@ from .kv import KVManager
 from .plan import BuiltStep, Chunk, StepPlan, build, row_init
 from .rows import Index, Rows
 from .sequence import Sequence
+from .slo import MARGIN
 from .stats import Counters
 
 #: With no stream running, a step may take so many times the stall bound: long enough to lose nothing by the cut, short
@@ -28,15 +32,24 @@ class Scheduler:
        nobody overtakes it; with nothing running it always fits.
     """
 
-    def __init__(self, config: EngineConfig, num_blocks: int, block_size: int, max_len: int, model: str) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        block_size: int,
+        max_len: int,
+        model: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.block_size = block_size
         self.rows = Rows(config.max_num_seqs, min(num_blocks, -(-max_len // block_size)), block_size)
         self.kv = KVManager(num_blocks, self.rows, block_size, model, config.enable_prefix_caching)
         self.fairness = Fairness()
-        self.queue = WaitingQueue(self.fairness)
+        self.queue = WaitingQueue(self.fairness, self._is_late if config.slo and config.slo.ttft else None)
         self.cost = CostModel(config.max_stall_ms / 1000 / min(256, config.max_num_batched_tokens))
         self.counters = Counters()
+        self.clock = clock
         self.out_of_room: list[Sequence] = []  # ended at the pool's limit with nothing in flight
         self.num_unstarted = 0  # requests of which nothing has run yet
         self._step_id = 0
@@ -45,6 +58,7 @@ class Scheduler:
     def add(self, leader: Sequence) -> None:
         """A new request joins the queue."""
         self.num_unstarted += 1
+        leader.account.unstarted += 1
         self.queue.push(leader)
 
     def schedule(self) -> BuiltStep | None:
@@ -84,7 +98,7 @@ class Scheduler:
     def remove(self, seq: Sequence, *, poisoned: bool = False) -> None:
         """``seq`` has ended, wherever it was."""
         if seq is seq.leader and seq.group.cached_tokens is None:
-            self.num_unstarted -= 1
+            self._started(seq)
         if seq.row >= 0:
             self.kv.release(seq, poisoned=poisoned)
             seq.account.running -= 1
@@ -154,7 +168,7 @@ class Scheduler:
     def _chunk_budget(self, decodes: Index) -> ChunkBudget:
         tokens = self.config.max_num_batched_tokens - len(decodes)
         pairs = int(self.rows.computed[decodes].sum(dtype=np.int64)) + len(decodes)
-        stall = self.config.max_stall_ms / 1000 * (1 if len(decodes) else _ALONE)
+        stall = self.stall_seconds * (1 if len(decodes) else _ALONE)
         return ChunkBudget(self.cost, tokens, stall - self.cost.seconds(len(decodes), pairs), self.block_size)
 
     def _next_reader(self, reading: list[Sequence], may_admit: bool) -> Sequence | None:
@@ -167,7 +181,7 @@ class Scheduler:
 
     def _admit(self, seq: Sequence, plan: StepPlan) -> bool:
         """Give the queue's head a row, if there is one, all its tokens and its mask are known and its blocks fit."""
-        if not self.rows.num_free or seq.num_pending or seq.waits_for_mask:
+        if not self.rows.num_free or seq.num_pending or seq.waits_for_mask or self._crowded(seq):
             return False
         situation = (self.kv.pool.num_unreferenced, self.rows.num_running)
         if seq.blocked is not None and situation[0] <= seq.blocked[0] and situation[1] >= seq.blocked[1]:
@@ -186,9 +200,48 @@ class Scheduler:
         group = seq.group
         if group.cached_tokens is None:
             group.cached_tokens = admitted.computed
-            self.num_unstarted -= 1
+            self._started(seq)
         self.counters.prompt_tokens_cached += self._count_prompt(seq, 0, admitted.computed)
         return True
+
+    @property
+    def stall_seconds(self) -> float:
+        """The most that a step may take while streams run."""
+        slo, stall = self.config.slo, self.config.max_stall_ms / 1000
+        return stall if slo is None or slo.tpot is None else min(stall, slo.tpot * MARGIN)
+
+    def prompt_seconds(self, tokens: int, decodes: int, context: int) -> float:
+        """How long reading ``tokens`` of prompts takes beside so many streams with ``context`` tokens in all."""
+        cost = self.cost
+        beside = cost.seconds(decodes, context)
+        stall = self.stall_seconds * (1 if decodes else _ALONE)
+        most = max(1, self.config.max_num_batched_tokens - decodes)
+        per_step = min(most, max(self.block_size, cost.chunk(stall - beside, tokens // 2)))
+        return -(-tokens // per_step) * beside + cost.per_token * tokens + cost.per_pair * tokens * tokens / 2
+
+    def _is_late(self, seq: Sequence) -> bool:
+        """Whether a request can't have its first token in time any more, even if it were next."""
+        slo = self.config.slo
+        assert slo is not None and slo.ttft is not None
+        if seq.group.cached_tokens is not None:
+            return False  # it has begun; what waits is a sibling
+        decodes = self.rows.decoding()
+        context = int(self.rows.computed[decodes].sum(dtype=np.int64))
+        needed = self.prompt_seconds(seq.prompt_len, len(decodes), context)
+        return self.clock() + needed > seq.group.arrived + slo.ttft
+
+    def _crowded(self, seq: Sequence) -> bool:
+        """Whether one stream more would make steps longer than the objective lets them be."""
+        slo, rows = self.config.slo, self.rows
+        if slo is None or slo.tpot is None or not rows.num_running:
+            return False
+        context = int(rows.tokens[rows.active].sum(dtype=np.int64)) + len(seq.tokens)
+        return self.cost.seconds(rows.num_running + 1 + self.block_size, context) > self.stall_seconds
+
+    def _started(self, seq: Sequence) -> None:
+        """Something of the request runs, or never will."""
+        self.num_unstarted -= 1
+        seq.account.unstarted -= 1
 
     def _headroom(self, seq: Sequence) -> int:
         """Blocks to leave for those running: one for every four, and one for each per time that ``seq`` was preempted,

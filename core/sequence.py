@@ -39,6 +39,7 @@ class Group:
     num_unfinished: int = 0
     num_prompt_counted: int = 0  # prompt tokens accounted as cached or computed, each once
     cached_tokens: int | None = None  # of the prompt, from the prefix cache, at the first admission
+    arrived: float = 0.0  # seconds, the engine's clock
 
 
 @dataclass(slots=True, eq=False)

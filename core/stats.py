@@ -20,6 +20,7 @@ class Counters:
     preemptions: int = 0
     requests_added: int = 0
     requests_rejected: int = 0
+    requests_unattainable: int = 0  # among them: refused because of the objective
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
@@ -60,6 +61,7 @@ class EngineStats:
     last_step_seconds: float  # how long the last finished step took on the device
     stalled: bool  # something waits, nothing runs, and no step came for longer than watchdog_s
     dead: bool
+    requests_unattainable: int = 0  # among the rejected: they could not have had their first token in time
 
     @property
     def kv_usage(self) -> float:

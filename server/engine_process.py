@@ -125,7 +125,9 @@ class EngineLoop:
         """Queue a request; one that follows a grammar, once that is compiled. It counts as waiting until then."""
         if request.params.grammar is None:
             self._queue(request, None)
-        elif self._accepts(request, lambda: self._engine.review(request, len(self._grammars))):
+        elif self._accepts(
+            request, lambda: self._engine.review(request, len(self._grammars), self._grammars.of_user(request.user))
+        ):
             self._grammars.add(request)
 
     def _queue(self, request: Request, grammar: Grammar | None) -> None:

@@ -36,6 +36,10 @@ class GrammarQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def of_user(self, user: str) -> int:
+        """How many of one user's wait here."""
+        return sum(request.user == user for request, _ in self._waiting.values())
+
     def fileno(self) -> int:
         return self._wakes
 
