@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from .library import Array, mx
+from .library import Array, mx, openblas_core
 from .linear import Linear
 
 LOG2E: Final = math.log2(math.e)
@@ -29,10 +29,11 @@ POWERS: Final = tuple(
 ROUND: Final = 1.5 * 2.0**23 + 127
 #: Fewer elements than this are quicker through MLX's ``power``: the polynomial is 18 operations of 3 us or more.
 FEW: Final = 1 << 16
-#: OpenBLAS multiplies so many rows at a time; some fewer may take it twice as long as a full tile, but not fewer than
-#: LEAST_ROWS.
+#: OpenBLAS multiplies so many rows at a time; some fewer may take it twice as long as a full tile.
 ROWS: Final = 16
+#: But not fewer than so many, which depends on its kernels: those for AVX2, and by core those for AVX-512.
 LEAST_ROWS: Final = 4
+LEAST_ROWS_OF: Final = dict.fromkeys(("SkylakeX", "Cooperlake", "SapphireRapids"), 9)
 #: Scores that the attention of a chunk works on at a time, and the queries that they may be of.
 TILE_SCORES: Final = 1 << 19
 FEWEST, MOST = ROWS, 8 * ROWS
@@ -68,7 +69,7 @@ def multiply(x: Array, matrix: Linear) -> Array:
     """``matrix(x)`` for x [T, K], by way of rows of zeros up to a full tile where that is the quicker."""
     count = len(x)
     missing = -count % ROWS
-    if missing == 0 or ROWS - missing < LEAST_ROWS:
+    if missing == 0 or ROWS - missing < LEAST_ROWS_OF.get(openblas_core(), LEAST_ROWS):
         return matrix(x)
     return matrix(mx.concatenate((x, _zeros(missing, x.shape[1]))))[:count]
 

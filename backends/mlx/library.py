@@ -6,6 +6,7 @@ OpenBLAS whose symbols are global when MLX is loaded takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -30,13 +31,28 @@ def load_openblas() -> str | None:
         return None
     if "mlx.core" in sys.modules:
         return "MLX was imported before its BLAS could be chosen: matrix products may be very slow"
-    for name in _OPENBLAS:
-        try:
-            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-        except OSError:
-            continue
+    if _openblas() is not None:
         return None
     return "no OpenBLAS found, MLX's own BLAS is some seventy times slower: apt install libopenblas0-pthread"
+
+
+@functools.cache
+def _openblas() -> ctypes.CDLL | None:
+    for name in _OPENBLAS:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    return None
+
+
+@functools.cache
+def openblas_core() -> str:
+    """The processor whose kernels OpenBLAS takes here; "" without OpenBLAS."""
+    library = _openblas() if platform.system() == "Linux" else None
+    if library is None:
+        return ""
+    library.openblas_get_corename.restype = ctypes.c_char_p
+    name: bytes = library.openblas_get_corename()
+    return name.decode()
 
 
 #: What ``load_openblas`` found amiss when MLX was loaded.
