@@ -30,28 +30,42 @@ from ..server.settings import EngineSpec, ServerSettings
 from .host import Answered, InstantBackend
 from .servers import PYTHON, Server, free_port, start
 
-#: Tells the engine process its seconds per step.
-STEP = "BIREME_BENCH_STEP_S"
+#: Tells the engine process its pace: seconds per step and per token.
+PACE = "BIREME_BENCH_PACE_S"
 _FIRST, _SPREAD = 1000, 8000  # ids of ordinary words in any vocabulary large enough
 _BLOCKS, _BLOCK_SIZE = 1 << 16, 16
 
 
-class FreeBackend(InstantBackend):
-    """Gives words, a step every ``seconds``."""
+@dataclass(frozen=True, slots=True)
+class PacedTicket:
+    """A step that takes real time and no work."""
 
-    def __init__(self, vocab_size: int, seconds: float) -> None:
+    result: StepResult
+    due: float
+
+    def done(self) -> bool:
+        return time.monotonic() >= self.due
+
+    def wait(self) -> StepResult:
+        time.sleep(max(0.0, self.due - time.monotonic()))
+        return self.result
+
+
+class PacedBackend(InstantBackend):
+    """Gives words; a step takes ``per_step`` seconds and ``per_token`` for each of its tokens."""
+
+    def __init__(self, vocab_size: int, per_step: float, per_token: float) -> None:
         super().__init__(_BLOCKS, _BLOCK_SIZE, vocab_size)
-        self._seconds = seconds
+        self._per_step, self._per_token = per_step, per_token
         self._due = time.monotonic()
 
     def submit(self, batch: StepBatch) -> Ticket:
-        wait = self._due - time.monotonic()
-        if wait > 0:
-            time.sleep(wait)
-        self._due = max(self._due, time.monotonic() - self._seconds) + self._seconds
+        seconds = self._per_step + self._per_token * batch.num_tokens
+        self._due = max(self._due, time.monotonic()) + seconds
         count = int(np.count_nonzero(batch.samples))
         tokens = (_FIRST + (np.arange(count) * 13 + batch.step_id) % _SPREAD).astype(np.int32)
-        return Answered(StepResult(batch.step_id, tokens, np.zeros(count, np.bool_), None, 1e-4))
+        result = StepResult(batch.step_id, tokens, np.zeros(count, np.bool_), None, seconds or 1e-4)
+        return PacedTicket(result, self._due) if seconds else Answered(result)
 
 
 def load_free(spec: EngineSpec, progress: Callable[[int, int], None]) -> Engine:
@@ -61,7 +75,8 @@ def load_free(spec: EngineSpec, progress: Callable[[int, int], None]) -> Engine:
     checkpoint.close()
     if vocab_size < _FIRST + _SPREAD:
         raise ValueError(f"the model has {vocab_size} tokens; this benchmark needs {_FIRST + _SPREAD}")
-    return Engine(FreeBackend(vocab_size, float(os.environ.get(STEP, "0"))), spec.config)
+    per_step, per_token = map(float, os.environ.get(PACE, "0 0").split())
+    return Engine(PacedBackend(vocab_size, per_step, per_token), spec.config)
 
 
 def serve(model: str, port: int) -> None:
@@ -69,8 +84,10 @@ def serve(model: str, port: int) -> None:
     from ..server.listen import bind
     from ..server.run import serve as run
 
-    spec = EngineSpec(model, "sim", EngineConfig(max_num_seqs=1024), loader="bireme.bench.http:load_free")
-    sys.exit(run(ServerSettings(spec, log_level="warning"), bind("127.0.0.1", port)))
+    caches = os.environ.get(PACE, "").endswith(" 0")  # where prompts cost time, they cost it every time
+    config = EngineConfig(max_num_seqs=1024, enable_prefix_caching=caches)
+    spec = EngineSpec(model, "sim", config, loader="bireme.bench.http:load_free")
+    sys.exit(run(ServerSettings(spec, served_model_names=("model",), log_level="warning"), bind("127.0.0.1", port)))
 
 
 class StreamCounter(asyncio.Protocol):
@@ -145,12 +162,16 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def start_paced(model: Path, per_step: float = 0, per_token: float = 0) -> Server:
+    """The server over a device that takes so many seconds for a step and for each of its tokens."""
+    port = free_port()
+    os.environ[PACE] = f"{per_step:g} {per_token:g}"
+    return start("bireme", [*PYTHON, "-m", "bireme.bench.http", "--model", str(model), "--serve", str(port)], port)
+
+
 def run(model: Path, streams: Sequence[int], tokens: int, step_ms: float) -> list[Cost]:
     """Start a server, warm it, measure at each number of streams."""
-    port = free_port()
-    os.environ[STEP] = str(step_ms / 1000)
-    command = [*PYTHON, "-m", "bireme.bench.http", "--model", str(model), "--serve", str(port)]
-    server = start("bireme", command, port)
+    server = start_paced(model, step_ms / 1000)
     try:
         measure(server, 8, 16)
         return [measure(server, count, tokens) for count in streams]
