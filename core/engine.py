@@ -31,6 +31,7 @@ from .request import (
 )
 from .scheduler import Scheduler
 from .sequence import Group, Sequence
+from .slo import MARGIN
 from .stats import EngineStats, UserCounts
 from .step import StepLogprobs, StepResult
 
@@ -133,12 +134,12 @@ class Engine:
         self.review(request)
         if request.params.grammar is not None and grammar is None:
             raise RequestRejectedError("the request's grammar was not compiled, so it can't be followed", "no_grammar")
-        account = self.scheduler.fairness.account(request.user)
-        try:
         if request.weight is not None:
             self.scheduler.fairness.set_weight(request.user, request.weight)
             group = make_group(request, self.limits, account, self._order, self._rng, grammar)
         except RequestRejectedError:
+        account = self.scheduler.fairness.account(request.user)
+        try:
             self.scheduler.counters.requests_rejected += 1
             raise
         if not self.scheduler.queue:
@@ -242,6 +243,7 @@ class Engine:
             dead=self._dead is not None,
         )
 
+            requests_unattainable=counters.requests_unattainable,
             requests_unattainable=counters.requests_unattainable,
     def _step(self) -> None:
         while self._in_flight and self._in_flight[0].ticket.done():
@@ -359,21 +361,6 @@ class Engine:
             SequenceOutput(seq.request_id, seq.index, tokens, logprobs, seq.finish_reason, cached, error)
         )
 
-    def _retry_after(self) -> float:
-        """Seconds until about one request will have finished, by the recent pace: 1 to 60."""
-        times = self._finish_times
-        if len(times) < 2:
-            return 5.0
-        return min(60.0, max(1.0, (self.clock() - times[0]) / len(times)))
-
-    def _die(self, error: Exception) -> EngineDeadError:
-        """Fail everything under way; hand out with it what was known already."""
-        log.error("the engine has failed; %d requests end with it", len(self._groups), exc_info=error)
-        self._dead = f"the engine has failed: {type(error).__name__}: {error}"
-        self._in_flight.clear()
-        for group in self._groups.values():
-            for seq in group.seqs:
-                if seq.finish_reason is None:
     def _check_attainable(self, request: Request, account: Account) -> None:
         """Refuse a request that would wait too long for its first token. An idle engine takes everything: waiting could
         not make it any faster."""
@@ -385,7 +372,7 @@ class Engine:
         tokens = len(request.prompt_ids)
         waited = max(0.0, self.clock() - request.arrival_time) if request.arrival_time else 0.0
         expected = waited + first_token_seconds(scheduler, account, request.priority, tokens, interval)
-        if expected <= slo.ttft:
+        if expected <= slo.ttft * MARGIN:
             return
         scheduler.counters.requests_rejected += 1
         scheduler.counters.requests_unattainable += 1
@@ -414,6 +401,21 @@ class Engine:
 
 def _by_sequence(sampled: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
     """The log-probabilities of those that asked, each cut to the number it asked for; keyed by place in the batch."""
+    def _retry_after(self) -> float:
+        """Seconds until about one request will have finished, by the recent pace: 1 to 60."""
+        times = self._finish_times
+        if len(times) < 2:
+            return 5.0
+        return min(60.0, max(1.0, (self.clock() - times[0]) / len(times)))
+
+    def _die(self, error: Exception) -> EngineDeadError:
+        """Fail everything under way; hand out with it what was known already."""
+        log.error("the engine has failed; %d requests end with it", len(self._groups), exc_info=error)
+        self._dead = f"the engine has failed: {type(error).__name__}: {error}"
+        self._in_flight.clear()
+        for group in self._groups.values():
+            for seq in group.seqs:
+                if seq.finish_reason is None:
     if result.logprobs is None:
         return {}
     found: dict[int, TokenLogprob] = {}

@@ -228,7 +228,7 @@ class Scheduler:
         decodes = self.rows.decoding()
         context = int(self.rows.computed[decodes].sum(dtype=np.int64))
         needed = self.prompt_seconds(seq.prompt_len, len(decodes), context)
-        return self.clock() + needed > seq.group.arrived + slo.ttft
+        return self.clock() + needed > seq.group.arrived + slo.ttft * MARGIN
 
     def _crowded(self, seq: Sequence) -> bool:
         """Whether one stream more would make steps longer than the objective lets them be."""

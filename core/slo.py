@@ -9,7 +9,7 @@ _TERM = re.compile(r"(?P<name>[a-z]+)\s*=\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit
 _SECONDS = {"ms": 1e-3, "s": 1.0}
 _RANGE = (1e-3, 3600.0)  # seconds
 
-#: Share of the bound on a step that planning uses: the rest is for what the fitted cost does not know.
+#: Share of a bound that planning uses: the rest is for what the fitted cost does not know.
 MARGIN = 0.9
 
 
