@@ -15,7 +15,7 @@ from bireme.core.request import FinishReason, Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 #: Of the tiny llama, by the KV cache's type: two heads of 16 for K and V in three layers, sixteen tokens.
-BLOCK_BYTES = {"auto": 16 * 2 * 3 * 2 * 16 * 4, "int8": 16 * 2 * 3 * 2 * (16 + 4)}
+BLOCK_BYTES = {"auto": 16 * 2 * 3 * 2 * 16 * 4, "int8": 16 * 2 * 3 * 2 * (16 + 4), "fp8": 16 * 2 * 3 * 2 * (16 + 4)}
 
 
 def ids(count: int, seed: int = 0) -> tuple[int, ...]:
@@ -27,9 +27,12 @@ def device(request):
     return request.param
 
 
-@pytest.fixture(params=BLOCK_BYTES)
-def kv_cache_dtype(request):
-    return request.param
+@pytest.fixture(params=["whole", "in codes"])
+def kv_cache_dtype(request, device):
+    """fp8 is the GPU's alone; its int8 cache is put to the test in tests/torch."""
+    if request.param == "whole":
+        return "auto"
+    return "fp8" if device == GRAPHS else "int8"
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def test_every_backend_counts_blocks_alike(engine, kv_cache_dtype):
     """What a byte budget holds is the same number of blocks everywhere: one function counts."""
     info = engine("llama", blocks=37).backend.info
     assert info.num_blocks == 37 and info.kv_bytes_per_token * 16 == BLOCK_BYTES[kv_cache_dtype]
-    assert info.kv_cache_dtype == {"auto": "float32", "int8": "int8"}[kv_cache_dtype]
+    assert info.kv_cache_dtype == {"auto": "float32", "int8": "int8", "fp8": "float8_e4m3fn"}[kv_cache_dtype]
     assert BLOCK_BYTES["auto"] / BLOCK_BYTES["int8"] == 4 / (1 + 4 / 16)
 
 

@@ -72,7 +72,7 @@ def test_sequences_come_and_go(tiny):
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen3"])
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 def test_windows_norms_and_codes(tiny, name, kv_cache_dtype):
     made = []
     for device in (None, FakeGpu()):
