@@ -136,19 +136,19 @@ class Engine:
             raise RequestRejectedError("the request's grammar was not compiled, so it can't be followed", "no_grammar")
         if request.weight is not None:
             self.scheduler.fairness.set_weight(request.user, request.weight)
-            group = make_group(request, self.limits, account, self._order, self._rng, grammar)
-        except RequestRejectedError:
         account = self.scheduler.fairness.account(request.user)
         try:
+            group = make_group(request, self.limits, account, self._order, self._rng, grammar)
+        except RequestRejectedError:
             self.scheduler.counters.requests_rejected += 1
             raise
         if not self.scheduler.queue:
             self._waiting_since = self.clock()
         self._order += len(group.seqs)
         self._groups[request.request_id] = group
+        group.arrived = request.arrival_time or self.clock()
         self.scheduler.counters.requests_added += 1
         self.scheduler.add(group.seqs[0])
-        group.arrived = request.arrival_time or self.clock()
 
     def abort(self, request_id: str, index: int | None = None) -> bool:
         """End a request, or its sequence ``index`` alone, whatever it is doing; its blocks are free when this returns.
@@ -241,6 +241,7 @@ class Engine:
             last_step_seconds=self._last_step_seconds,
             stalled=bool(len(scheduler.queue)) and not running and quiet > self.config.watchdog_s,
             dead=self._dead is not None,
+            requests_unattainable=counters.requests_unattainable,
         )
 
             requests_unattainable=counters.requests_unattainable,
@@ -387,20 +388,6 @@ class Engine:
         after = self._retry_after()
         return QueueFullError(f"{why}; try again in {after:.0f} s", after)
 
-                    seq.finish_reason = FinishReason.ERROR
-                    self.scheduler.counters.finished[FinishReason.ERROR] += 1
-                    self._report(seq, (), error=self._dead)
-        self._groups.clear()
-        outputs, self._outputs = self._outputs, []
-        return EngineDeadError(self._dead, outputs)
-
-    def _raise_if_dead(self) -> None:
-        if self._dead is not None:
-            raise EngineDeadError(self._dead, [])
-
-
-def _by_sequence(sampled: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
-    """The log-probabilities of those that asked, each cut to the number it asked for; keyed by place in the batch."""
     def _retry_after(self) -> float:
         """Seconds until about one request will have finished, by the recent pace: 1 to 60."""
         times = self._finish_times
@@ -416,6 +403,20 @@ def _by_sequence(sampled: list[Sequence], result: StepResult) -> dict[int, Token
         for group in self._groups.values():
             for seq in group.seqs:
                 if seq.finish_reason is None:
+                    seq.finish_reason = FinishReason.ERROR
+                    self.scheduler.counters.finished[FinishReason.ERROR] += 1
+                    self._report(seq, (), error=self._dead)
+        self._groups.clear()
+        outputs, self._outputs = self._outputs, []
+        return EngineDeadError(self._dead, outputs)
+
+    def _raise_if_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead, [])
+
+
+def _by_sequence(sampled: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
+    """The log-probabilities of those that asked, each cut to the number it asked for; keyed by place in the batch."""
     if result.logprobs is None:
         return {}
     found: dict[int, TokenLogprob] = {}
