@@ -1,4 +1,4 @@
-"""``GET /v1/models`` and ``/v1/models/{id}``."""
+"""``GET /v1/models`` and ``/v1/models/{id}``, in OpenAI's shape, or in Anthropic's for its clients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from ..anthropic.errors import asks_for
+from ..anthropic.models import model_card, model_list
 from ..state import ServerState, state_of
 
 router = APIRouter()
@@ -17,6 +19,8 @@ async def list_models(http: Request) -> dict[str, Any]:
     """The served names. 503 while the model loads: whoever lists models sends a request next."""
     state = state_of(http)
     state.ready()
+    if asks_for(http.scope):
+        return model_list(state)
     return {"object": "list", "data": [_card(state, name) for name in state.names.served]}
 
 
@@ -25,7 +29,8 @@ async def get_model(http: Request, name: str) -> dict[str, Any]:
     """One model, by any accepted name."""
     state = state_of(http)
     state.ready()
-    return _card(state, state.names.check(name))
+    name = state.names.check(name)
+    return model_card(state, name) if asks_for(http.scope) else _card(state, name)
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ..schema import json_body
 from ..sse import EventStream, until_gone
 from ..state import ServerState, new_id, request_id_of, state_of
 from ..tool_use import tool_use
+from ..users.caller import caller_of
 
 router = APIRouter()
 
@@ -170,5 +171,5 @@ def _store(http: Request) -> ResponseStore:
 
 
 def _owner(http: Request) -> str:
-    """Whose responses a request may refer to."""
-    return ""
+    """Whose responses a request may refer to: its key's, or without keys its address's."""
+    return caller_of(http.scope).share(None)
