@@ -244,8 +244,6 @@ class Engine:
             requests_unattainable=counters.requests_unattainable,
         )
 
-            requests_unattainable=counters.requests_unattainable,
-            requests_unattainable=counters.requests_unattainable,
     def _step(self) -> None:
         while self._in_flight and self._in_flight[0].ticket.done():
             self._collect()
