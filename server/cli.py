@@ -16,6 +16,7 @@ from .commands.config_file import ENV_PREFIX, ConfigFile, ShowConfig, show
 from .commands.fail import fail
 from .commands.models import models
 from .commands.pull import pull
+from .commands.run import run
 from .limits import RequestLimits
 from .settings import EngineSpec, ServerSettings, origins
 from .sizes import parse_size, size_text
@@ -162,12 +163,13 @@ def serve(
         listener = bind(host, port)
     except (ValueError, OSError) as error:
         fail(str(error))
-    from .run import serve as run
+    from .run import serve as run_server
 
-    if failure := run(settings, listener):
+    if failure := run_server(settings, listener):
         fail(failure)
 
 
+app.command()(run)
 app.command()(pull)
 app.add_typer(models)
 app.command()(plan)

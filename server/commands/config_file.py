@@ -55,20 +55,20 @@ def read_settings(path: Path, ctx: typer.Context) -> dict[str, Any]:
     if tables or not isinstance(table, Mapping):
         wrong = next(iter(tables), "serve")
         raise typer.BadParameter(f"{path}: {wrong!r} is not known there; settings stand in the table [serve]")
-    params = {param.name: param for param in ctx.command.params if param.name not in _NOT_SETTINGS}
+    params = {str(param.name): param for param in ctx.command.params if param.name not in _NOT_SETTINGS}
     return {_known(path, key, params): _checked(path, key, value, params, ctx) for key, value in table.items()}
 
 
-def _known(path: Path, key: str, params: Mapping[str | None, Any]) -> str:
+def _known(path: Path, key: str, params: Mapping[str, Any]) -> str:
     name = key.replace("-", "_")
     if name in params:
         return name
-    near = difflib.get_close_matches(name, [one for one in params if one], n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(params), n=1, cutoff=0.5)
     hint = f"; did you mean {_key(near[0])!r}?" if near else "; 'bireme serve --help' lists the options"
     raise typer.BadParameter(f"{path}: [serve] has no setting {key!r}{hint}")
 
 
-def _checked(path: Path, key: str, value: Any, params: Mapping[str | None, Any], ctx: typer.Context) -> Any:
+def _checked(path: Path, key: str, value: Any, params: Mapping[str, Any], ctx: typer.Context) -> Any:
     """The value, in the words of the command line; a list where the option may be repeated."""
     param = params[key.replace("-", "_")]
     try:
@@ -167,7 +167,7 @@ ConfigFile = Annotated[
     str | None,
     typer.Option(
         "--config",
-        help=f"Settings from this TOML file, or '{NO_FILE}'. Default: {FILE_NAME} here, else the one in ~/.config/bireme.",
+        help=f"Settings from this TOML file, or '{NO_FILE}'. Default: {FILE_NAME} here, else in ~/.config/bireme.",
         metavar="FILE",
         envvar=f"{ENV_PREFIX}_CONFIG",
         show_envvar=False,
