@@ -71,16 +71,23 @@ def _layers(model: ModelConfig | Sequence[LayerCache]) -> Sequence[LayerCache]:
     return cache_layers(model) if isinstance(model, ModelConfig) else model
 
 
-def buffer_bytes(config: ModelConfig, num_tokens: int, num_seqs: int, bytes_per_element: float = 4.0) -> int:
-    """Work memory of one step: the widest moment of a layer for ``num_tokens``, and float32 logits for ``num_seqs``.
+def buffer_bytes(
+    config: ModelConfig,
+    num_tokens: int,
+    num_seqs: int,
+    bytes_per_element: float = 4.0,
+    bytes_per_logit: float = 8.0,
+) -> int:
+    """Work memory of one step: the widest moment of a layer for ``num_tokens``, and the logits of ``num_seqs``.
 
     Four hidden-sized arrays (input, residual, normed, output) live beside the larger of the attention's q, k, v and
-    output and the feed-forward's gate, up and product. Logits count twice: the sampler works on a copy.
+    output and the feed-forward's gate, up and product. Logits are float32 and count twice where nothing else is said:
+    the sampler works on a copy.
     """
     qkv = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widest = max(qkv, 3 * config.intermediate_size)
     activations = num_tokens * (4 * config.hidden_size + widest) * bytes_per_element
-    return round(activations + 2 * 4 * num_seqs * config.vocab_size)
+    return round(activations + bytes_per_logit * num_seqs * config.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

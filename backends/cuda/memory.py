@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 #: What a captured graph keeps beside the memory that it shares with the others: its list of launches.
 GRAPH_BYTES = 8 << 20
+#: What the sampler's kernels hold beside each logit: the logit as it was adjusted, then its weight; the weights that a
+#: bound is looked for in; and, for penalties, how often the token was put out.
+SAMPLER_BYTES = 4 + 4 + 4
 LEVERS = "use a smaller quantisation of it, a smaller model, or fewer max_num_batched_tokens or max_num_seqs"
 
 
@@ -62,7 +65,9 @@ def planned_weights(checkpoint: Checkpoint, itemsize: int, quantized: bool) -> i
 
 def expected_use(checkpoint: Checkpoint, engine: EngineConfig, itemsize: int, quantized: bool) -> Use:
     """Before loading: the weights by the headers, a step's work by arithmetic."""
-    work = buffer_bytes(checkpoint.config, engine.max_num_batched_tokens, engine.max_num_seqs, itemsize)
+    work = buffer_bytes(
+        checkpoint.config, engine.max_num_batched_tokens, engine.max_num_seqs, itemsize, itemsize + SAMPLER_BYTES
+    )
     return Use(planned_weights(checkpoint, itemsize, quantized), work)
 
 

@@ -108,4 +108,5 @@ def test_no_room_is_an_error_with_numbers(available: int, kv: int | None) -> Non
 def test_buffers_grow_with_tokens_and_logits() -> None:
     config = model(4, 64, 4, 2, 16)
     assert buffer_bytes(config, 0, 3) == 3 * 2 * 4 * 32000
+    assert buffer_bytes(config, 0, 3, 2.0, 14.0) == 3 * 14 * 32000
     assert buffer_bytes(config, 10, 0) == 10 * (4 * 64 + 3 * 256) * 4

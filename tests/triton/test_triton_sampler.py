@@ -8,8 +8,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: it exists for Linux only")
 
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton_sampling import CHUNK, EVERYTHING, VOCAB, Pair, agree
 
+from bireme.backends.cuda import memory
 from bireme.backends.cuda.kernels import sampler as kernels
 from bireme.core.request import SamplingParams
 from bireme.core.step import StepMasks
@@ -132,3 +134,28 @@ def test_padding_writes_nothing():
 def test_nothing_to_draw():
     pair = Pair([])
     assert pair.kernels.sample(torch.zeros(0, VOCAB), pair.rows, np.zeros(0, np.int64)).tokens.shape == (0,)
+
+
+class Made(TorchDispatchMode):
+    """Counts the bytes of new tensors."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("empty", "zeros"):
+            self.nbytes += made.nbytes
+        return made
+
+
+def test_what_it_holds_is_planned_for(monkeypatch):
+    """The plan counts it before anything is loaded: see ``memory.SAMPLER_BYTES``."""
+    monkeypatch.undo()  # chunks as they are on a GPU
+    vocab = 2 * kernels.CHUNK
+    with Made() as made:
+        pair = Pair([SamplingParams(top_k=5, presence_penalty=1.0)], vocab)
+        seen = pair.kernels.device_rows.seen
+        made.nbytes = 0
+        pair.kernels.sample(torch.randn(1, vocab), pair.rows, np.zeros(1, np.int64))
+    assert seen is not None
+    assert made.nbytes + seen.nbytes / len(seen) == pytest.approx(memory.SAMPLER_BYTES * vocab, rel=0.02)
