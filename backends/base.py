@@ -24,6 +24,7 @@ class BackendInfo:
     kv_bytes_per_token: int
     max_in_flight: int  # steps worth having submitted at once: 1 or 2
     kv_cache_dtype: str = "none"  # what keys and values are kept as: "float32", "bfloat16", "int8"
+    ranks: int = 1  # devices that share the model; the bytes above are those of one
 
 
 class Ticket(Protocol):

@@ -13,6 +13,7 @@ class BackendOptions:
     threads: int | None = None  # CPU threads; None: one per physical core this process may use
     mlx_weights: str = "auto"  # "quantized" keeps quantised matrices so, "dense" decodes them; auto: quantized on Metal
     mlx_dtype: str = "auto"  # of MLX's arithmetic; auto: the model's half precision on Metal, float32 elsewhere
+    tensor_parallel: int = 1  # devices that share every matrix of the model, each in a process of its own
 
     def __post_init__(self) -> None:
         if self.cpu_precision not in ("fast", "exact"):
@@ -23,3 +24,5 @@ class BackendOptions:
             raise ValueError(f"mlx_dtype is {self.mlx_dtype!r}; it must be 'auto', 'float32', 'float16' or 'bfloat16'")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads is {self.threads}; it must be at least 1")
+        if self.tensor_parallel < 1:
+            raise ValueError(f"tensor_parallel is {self.tensor_parallel}; it must be at least 1")

@@ -61,6 +61,8 @@ def load_backend(
     options = options or BackendOptions()
     resolved = resolve_device(device)
     if resolved == "mlx":
+        if options.tensor_parallel > 1:
+            raise ValueError(f"tensor_parallel is {options.tensor_parallel}; MLX runs on one device, only cuda on more")
         from .mlx.runner import MlxBackend
 
         return MlxBackend(checkpoint, config, options, progress)
@@ -72,12 +74,14 @@ def load_backend(
     if resolved == "cpu" and config.kv_cache_dtype not in CPU_KV_CACHE_DTYPES:
         known = ", ".join(CPU_KV_CACHE_DTYPES)
         raise ValueError(f"kv_cache_dtype is {config.kv_cache_dtype!r}; on the CPU it must be one of {known}")
+    if options.tensor_parallel > 1:
+        return _parallel(resolved, checkpoint, config, options, progress)
     threads = options.threads or usable_cores()
     if resolved == "cpu" and options.cpu_precision == "fast":
         torch.set_num_threads(1)  # the kernels have their own pool; torch's threads would spin in its way
         return _fast_cpu(checkpoint, config, threads, progress)
     torch.set_num_threads(threads)
-    return _dense(torch.device(resolved), checkpoint, config, progress)
+    return _torch(torch.device(resolved), checkpoint, config, progress)
 
 
 def usable_cores() -> int:
@@ -86,43 +90,43 @@ def usable_cores() -> int:
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
-def _dense(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, progress: Progress | None) -> Backend:
-    import torch
-
+def _torch(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, progress: Progress | None) -> Backend:
+    from .cuda.road import road_for
     from .cuda.runner import TorchBackend
-    from .cuda.weights import DenseLoader
 
-    if device.type == "cuda":
-        return _cuda(device, checkpoint, config, progress)
-    loader = DenseLoader(checkpoint, torch.float32, device, progress)
-    return TorchBackend(checkpoint, config, loader, arithmetic="float32")
-
-
-def _cuda(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, progress: Progress | None) -> Backend:
-    import torch
-
-    from .cuda.runner import TorchBackend
-    from .cuda.weights import DenseLoader
-
-    dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    arithmetic = str(dtype).removeprefix("torch.")
-    if importlib.util.find_spec("triton") is None:  # Windows; plain torch is slow and right
-        return TorchBackend(checkpoint, config, DenseLoader(checkpoint, dtype, device, progress), arithmetic=arithmetic)
-    from .cuda.quantized import PlanarLoader
-    from .cuda.triton_ops import TritonOps
-    from .cuda.triton_sampler import TritonSampler
-
-    loader = PlanarLoader(checkpoint, dtype, device, progress)
+    road = road_for(device, checkpoint, progress)
     return TorchBackend(
         checkpoint,
         config,
-        loader,
-        ops=TritonOps,
-        sampler=TritonSampler,
-        arithmetic=arithmetic,
-        quantized=True,
-        captures=True,
+        road.loader,
+        ops=road.ops,
+        sampler=road.sampler,
+        arithmetic=road.arithmetic,
+        quantized=road.quantized,
+        captures=road.captures,
     )
+
+
+def _parallel(
+    device: str, checkpoint: Checkpoint, config: EngineConfig, options: BackendOptions, progress: Progress | None
+) -> Backend:
+    import torch
+
+    from .cuda.tensor_parallel.backend import ParallelBackend
+    from .cuda.tensor_parallel.workers import Workers
+
+    size = options.tensor_parallel
+    if device == "cuda" and size > (there := torch.cuda.device_count()):
+        raise ValueError(f"tensor_parallel is {size}, and PyTorch sees {there} GPU{'s' if there != 1 else ''} here")
+    if device == "cpu" and options.cpu_precision != "exact":
+        raise ValueError(
+            f"tensor_parallel is {size}; on a CPU it works with cpu_precision 'exact' only, to try it out: one process "
+            "uses every core as it is"
+        )
+    threads = max(1, (options.threads or usable_cores()) // size) if device == "cpu" else None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return ParallelBackend(checkpoint, config, lambda: Workers(size, device, threads), size, progress)
 
 
 def _fast_cpu(checkpoint: Checkpoint, config: EngineConfig, threads: int, progress: Progress | None) -> Backend:

@@ -104,6 +104,10 @@ class Device:
         work()
         return 0
 
+    def agree(self, num_blocks: int) -> int:
+        """How many KV blocks to make, where this device has room for ``num_blocks``."""
+        return num_blocks
+
     def release(self) -> None:
         """Give back what the allocator keeps unused."""
 

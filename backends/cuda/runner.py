@@ -29,7 +29,7 @@ from .sampler import Sampled, Sampler
 from .step import TorchStep
 from .tickets import TorchTicket
 from .trial import TRIAL_CONTEXT, largest_step, small_step
-from .weights import DenseLoader
+from .weights import Loader
 
 if TYPE_CHECKING:
     from .triton_sampler import Launch, TritonSampler
@@ -50,9 +50,9 @@ class TorchBackend:
         self,
         checkpoint: Checkpoint,
         config: EngineConfig,
-        loader: DenseLoader,
+        loader: Loader,
         ops: type[TorchOps] = TorchOps,
-        sampler: type[Sampler] = Sampler,
+        sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
         arithmetic: str = "float32",
         device: Device | None = None,
         quantized: bool = False,
@@ -183,7 +183,7 @@ class TorchBackend:
     def _load(
         self,
         checkpoint: Checkpoint,
-        loader: DenseLoader,
+        loader: Loader,
         ops: type[TorchOps],
         quantized: bool,
         wants_graphs: bool,
@@ -193,7 +193,7 @@ class TorchBackend:
         rope = RopeTable.build(self._model.rope, self._model.head_dim, self._context, device.device)
         if not device.asynchronous:
             self._decoder = Decoder(self._model, loader)
-            plan = memory.plan_host(checkpoint, config, self._context, itemsize, loader.nbytes)
+            plan = self._agreed(memory.plan_host(checkpoint, config, self._context, itemsize, loader.nbytes))
             self._ops = ops(self._model, self._pool(plan.num_blocks), rope)
             return plan
         budget = memory.Budget(device.total_bytes(), device.free_bytes(), config.gpu_memory_fraction)
@@ -201,11 +201,16 @@ class TorchBackend:
         memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, expected)
         self._decoder = Decoder(self._model, loader)
         use = self._measure(ops(self._model, self._pool(1), rope), budget, loader.nbytes, wants_graphs)
-        plan = memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, use)
+        plan = self._agreed(memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, use))
         # one block more than the plan's: the null block, where rows that pad a captured step leave their keys
         self._ops = ops(self._model, self._pool(plan.num_blocks + 1), rope)
         memory.report(plan, use, budget)
         return plan
+
+    def _agreed(self, plan: MemoryPlan) -> MemoryPlan:
+        """``plan`` with as many blocks as the device says."""
+        blocks = self._device.agree(plan.num_blocks)
+        return dataclasses.replace(plan, num_blocks=blocks, kv_bytes=blocks * plan.block_size * plan.kv_bytes_per_token)
 
     @torch.inference_mode()
     def _measure(self, ops: TorchOps, budget: memory.Budget, weights: int, wants_graphs: bool) -> memory.Use:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from ...models.decoder import WeightLoader
 from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
 
 
@@ -35,6 +37,16 @@ class DenseEmbedding:
 #: What an operation does with its handle: it calls it. How a weight is stored is the handle's own affair.
 Linear = Callable[[torch.Tensor], torch.Tensor]
 Embedding = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Loader(WeightLoader, Protocol):
+    """A ``WeightLoader`` of this backend. ``nbytes`` counts what it has put on ``device``."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class DenseLoader:

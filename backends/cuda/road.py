@@ -1,0 +1,41 @@
+"""Which loader, operations and sampler a torch device is served with."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+
+from ...models.weight import Checkpoint, Progress
+from .ops import TorchOps
+from .sampler import Sampler
+from .weights import DenseLoader
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """See ``TorchBackend`` for what each is."""
+
+    loader: DenseLoader
+    arithmetic: str
+    ops: type[TorchOps] = TorchOps
+    sampler: type[Sampler] = Sampler
+    quantized: bool = False
+    captures: bool = False
+
+
+def road_for(device: torch.device, checkpoint: Checkpoint, progress: Progress | None = None) -> Road:
+    """Float32 throughout on a CPU. On a GPU bfloat16 where it has that, by kernels where Triton is."""
+    if device.type != "cuda":
+        return Road(DenseLoader(checkpoint, torch.float32, device, progress), "float32")
+    dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    arithmetic = str(dtype).removeprefix("torch.")
+    if importlib.util.find_spec("triton") is None:  # Windows; plain torch is slow and right
+        return Road(DenseLoader(checkpoint, dtype, device, progress), arithmetic)
+    from .quantized import PlanarLoader
+    from .triton_ops import TritonOps
+    from .triton_sampler import TritonSampler
+
+    loader = PlanarLoader(checkpoint, dtype, device, progress)
+    return Road(loader, arithmetic, TritonOps, TritonSampler, quantized=True, captures=True)

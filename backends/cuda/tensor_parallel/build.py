@@ -1,0 +1,41 @@
+"""One rank's backend: a ``TorchBackend`` over its share, with what binds it to the others."""
+
+from __future__ import annotations
+
+import math
+
+from ....core.config import EngineConfig
+from ....models.weight import Checkpoint, Progress
+from ..device import device_for
+from ..road import road_for
+from ..runner import TorchBackend
+from .checkpoint import RankCheckpoint
+from .device import Control, ParallelDevice
+from .handles import ParallelLoader
+from .ranks import Ranks
+from .sampling import shared
+from .shares import Shares
+
+
+def build_rank(
+    checkpoint: Checkpoint, config: EngineConfig, ranks: Ranks, control: Control, progress: Progress | None = None
+) -> TorchBackend:
+    """Load this rank's share of ``checkpoint``. Every rank calls it with the same model and configuration.
+
+    All graphs are captured at once, however long it takes: ranks must not differ in what they have captured.
+    """
+    shares = Shares.of(checkpoint, ranks.size)
+    mine = RankCheckpoint(checkpoint, shares, ranks.rank)
+    road = road_for(ranks.device, mine, progress)
+    return TorchBackend(
+        mine,
+        config,
+        ParallelLoader(road.loader, ranks, shares),
+        ops=road.ops,
+        sampler=shared(road.sampler, ranks),
+        arithmetic=road.arithmetic,
+        device=ParallelDevice(device_for(ranks.device), control),
+        quantized=road.quantized,
+        captures=road.captures,
+        capture_seconds=math.inf,
+    )
