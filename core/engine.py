@@ -34,6 +34,7 @@ from .sequence import Group, Sequence
 from .slo import MARGIN
 from .stats import EngineStats, UserCounts
 from .step import StepLogprobs, StepResult
+from .watch import EngineView, StepWatch
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Engine:
         self._last_step_seconds = 0.0
         self._finish_times: deque[float] = deque(maxlen=64)
         self._dead: str | None = None
+        self._watch: StepWatch | None = None  # while somebody watches
 
     def review(self, request: Request, beside: int = 0, beside_own: int = 0) -> None:
         """Refuse what can't be queued now, with ``beside`` other requests on their way to the queue, ``beside_own`` of
@@ -244,6 +246,15 @@ class Engine:
             requests_unattainable=counters.requests_unattainable,
         )
 
+    def watch(self, on: bool) -> None:
+        """Note steps for ``view`` from now on, or no more."""
+        self._watch = (self._watch or StepWatch()) if on else None
+
+    def view(self) -> EngineView:
+        """What happened since the last view, and the blocks as they are. ``watch`` must be on."""
+        assert self._watch is not None, "nobody watches"
+        return self._watch.take(self.scheduler.rows, self.scheduler.kv.pool, self.clock())
+
     def _step(self) -> None:
         while self._in_flight and self._in_flight[0].ticket.done():
             self._collect()
@@ -255,6 +266,8 @@ class Engine:
             self._end_out_of_room()
         if built is not None:
             self._in_flight.append(_InFlight(self.backend.submit(built.batch), built))
+            if self._watch is not None:
+                self._watch.submitted(built, self.scheduler.rows, self.clock())
             self.scheduler.commit(built)
             self.scheduler.counters.steps += 1
             self._last_step_time = self.clock()
@@ -289,6 +302,8 @@ class Engine:
         ticket, built = self._in_flight.popleft()
         result = ticket.wait()
         self._last_step_seconds = result.elapsed
+        if self._watch is not None:
+            self._watch.done(built.batch.step_id, result.elapsed)
         self.scheduler.cost.observe(built.batch.num_tokens, built.pairs, result.elapsed)
         rows = self.scheduler.rows
         there = np.fromiter((seq.row >= 0 for seq in built.sampled), np.bool_, len(built.sampled))

@@ -12,18 +12,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
-from .endpoints import chat, completions, health, metrics, models, tokenize
+from .anthropic.errors import AnthropicErrors
+from .anthropic.types import MessagesRequest
+from .endpoints import chat, completions, dashboard, health, messages, metrics, models, page, responses, tokenize
 from .errors import ApiError
 from .middleware import BodyLimitMiddleware, RequestIdMiddleware, UserMiddleware
 from .openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .schema import components
 from .sse import ClientGoneError
 from .state import ServerState
-
-ROUTERS = (chat, completions, models, tokenize, health, metrics)
 from .users.allowance import RATE_LIMIT_HEADERS
 
 
+from .watchers import Watchers
+
+ROUTERS = (chat, completions, responses, messages, models, tokenize, health, metrics, dashboard, page)
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves ``state``. Middleware added later goes around all of this."""
     app = FastAPI(
@@ -32,6 +35,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for module in ROUTERS:
         app.include_router(module.router)
+    app.state.watchers = Watchers(state.client)
+    app.state.responses = ResponseStore()
     settings = state.settings
     app.add_middleware(BodyLimitMiddleware, limit=settings.max_body_size)
     app.add_middleware(UserMiddleware, directory=state.directory)

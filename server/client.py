@@ -20,7 +20,21 @@ from ..core.request import Request
 from ..core.stats import EngineStats
 from .engine_process import Boot
 from .errors import ApiError, from_rejection
-from .messages import Abort, Add, Died, FromEngine, LoadFailed, Loading, Ready, Step, Stop, ToEngine, encode
+from .messages import (
+    Abort,
+    Add,
+    Died,
+    FromEngine,
+    LoadFailed,
+    Loading,
+    Ready,
+    Step,
+    Stop,
+    ToEngine,
+    View,
+    Watch,
+    encode,
+)
 from .restarts import Restarts
 from .settings import EngineSpec, ServerSettings
 from .socket_folder import SocketFolder, remove_stale
@@ -62,6 +76,7 @@ class EngineClient:
         self.config: EngineConfig | None = None
         self.stats: EngineStats | None = None
         self.changed = asyncio.Event()  # set at each change of state
+        self._on_view: Callable[[View], None] | None = None  # who watches
 
     @property
     def num_live(self) -> int:
@@ -96,6 +111,12 @@ class EngineClient:
         self._streams.pop(request_id, None)
 
     def fail_all(self, error: ApiError) -> None:
+    def watch(self, on_view: Callable[[View], None] | None) -> None:
+        """Have the engine send views to ``on_view`` from now on, also after a restart; None: no more."""
+        self._on_view = on_view
+        if self._socket is not None and self.state in (EngineState.READY, EngineState.STALLED):
+            self._send(Watch(on_view is not None))
+
         """End every open stream with ``error`` and stop the engine's work on it."""
         for request_id, stream in list(self._streams.items()):
             self.abort(request_id)
@@ -199,7 +220,7 @@ class EngineClient:
                 self._take(self._decode(shadow.recv(zmq.NOBLOCK)))
 
     def _take(self, message: FromEngine) -> None:
-        self._progress_at = self._progress_at if isinstance(message, Step) else time.monotonic()
+        self._progress_at = self._progress_at if isinstance(message, Step | View) else time.monotonic()
         if isinstance(message, Step):
             self._take_step(message)
         elif isinstance(message, Loading):
@@ -208,6 +229,12 @@ class EngineClient:
             self.info, self.config = message.info, message.config
             self._set_state(EngineState.READY)
         elif isinstance(message, LoadFailed):
+            if self._on_view is not None:
+                self._send(Watch(True))
+        elif isinstance(message, View):
+            self.stats = message.stats
+            if self._on_view is not None:
+                self._on_view(message)
             self._fail(message.message)
         elif isinstance(message, Died):
             self._set_state(EngineState.RESTARTING)

@@ -25,7 +25,22 @@ from ..core.engine import EngineDeadError
 from ..core.request import QueueFullError, Request, RequestRejectedError
 from .grammar_queue import GrammarQueue
 from .loading import find_loader, load_grammars
-from .messages import Abort, Add, Died, FromEngine, LoadFailed, Loading, Ready, Rejected, Step, Stop, ToEngine, encode
+from .messages import (
+    Abort,
+    Add,
+    Died,
+    FromEngine,
+    LoadFailed,
+    Loading,
+    Ready,
+    Rejected,
+    Step,
+    Stop,
+    ToEngine,
+    View,
+    Watch,
+    encode,
+)
 from .settings import EngineSpec
 
 if TYPE_CHECKING:
@@ -37,6 +52,7 @@ logger = logging.getLogger("bireme.engine")
 
 STATS_EVERY = 0.25  # seconds between statistics while busy
 IDLE_HEARTBEAT = 1.0  # seconds between signs of life while idle
+VIEW_EVERY = 0.5  # seconds between views while somebody watches
 PROGRESS_EVERY = 0.1  # seconds between load reports
 
 
@@ -64,6 +80,7 @@ class EngineLoop:
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
         self._report = Step()
         self._stats_due = 0.0
+        self._view_due: float | None = None  # None: nobody watches
         self._stopping = False
         self._unstarted: dict[str, float] = {}  # request -> when it was added
 
@@ -75,7 +92,8 @@ class EngineLoop:
             if was_busy and not busy:
                 self._stats_due = 0.0
             self._flush()
-            self._receive(0 if busy else int(IDLE_HEARTBEAT * 1000))
+            idle = IDLE_HEARTBEAT if self._view_due is None else VIEW_EVERY
+            self._receive(0 if busy else int(idle * 1000))
             self._queue_settled()
             if self._report.accepted or self._report.rejected:
                 self._flush()
@@ -118,6 +136,9 @@ class EngineLoop:
         elif isinstance(message, Abort):
             if message.index is not None or not self._grammars.cancel(message.request_id):
                 self._engine.abort(message.request_id, message.index)
+        elif isinstance(message, Watch):
+            self._engine.watch(message.on)
+            self._view_due = 0.0 if message.on else None
         elif isinstance(message, Stop):
             self._stopping = True
 
@@ -163,6 +184,9 @@ class EngineLoop:
         if report.outputs or report.accepted or report.rejected or report.stats:
             self._channel.send(encode(report))
             self._report = Step()
+        if self._view_due is not None and now >= self._view_due:
+            self._view_due = now + VIEW_EVERY
+            send(self._channel, View(self._engine.view(), self._stats()))
 
     def _stats(self) -> EngineStats:
         """The engine's; who waits for a grammar waits."""

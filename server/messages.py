@@ -11,6 +11,7 @@ from ..backends.base import BackendInfo
 from ..core.config import EngineConfig
 from ..core.request import Request, SequenceOutput
 from ..core.stats import EngineStats
+from ..core.watch import EngineView
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):
@@ -26,11 +27,17 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
     index: int | None = None
 
 
+class Watch(msgspec.Struct, tag="watch", array_like=True):
+    """Send a ``View`` twice a second from now on, or no more."""
+
+    on: bool
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True):
     """Close the engine and exit."""
 
 
-ToEngine = Add | Abort | Stop
+ToEngine = Add | Abort | Watch | Stop
 
 
 class Loading(msgspec.Struct, tag="loading", array_like=True):
@@ -78,6 +85,13 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     stats: EngineStats | None = None
 
 
-FromEngine = Loading | Ready | LoadFailed | Died | Step
+class View(msgspec.Struct, tag="view", array_like=True):
+    """What somebody who watches is shown."""
+
+    view: EngineView
+    stats: EngineStats
+
+
+FromEngine = Loading | Ready | LoadFailed | Died | Step | View
 
 encode = msgspec.msgpack.Encoder().encode

@@ -14,6 +14,7 @@ from ..core.request import FinishReason
 from ..core.slo import Slo
 from .engine_metrics import LABELS, EngineCollector, EngineSource
 from .goodput import Goodput
+from .recent import Recent
 from .record import RequestRecord
 from .user_metrics import UserCollector
 from .users.caller import Caller
@@ -51,6 +52,7 @@ class Metrics:
     def __init__(self, model_name: str, slo: Slo | None = None) -> None:
         self.model_name = model_name
         self.goodput = Goodput(slo)
+        self.recent = Recent()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per counter, which nobody reads
         self.registry = CollectorRegistry()
         self.prompt_tokens = self._counter(
@@ -112,6 +114,7 @@ class Metrics:
         self.e2e.observe(age)
         self.prompt_length.observe(record.prompt_tokens)
         self.output_length.observe(record.num_tokens)
+        self.recent.add(record.ttft, record.tpot)
         self.goodput.judge(record.caller.label, record.reason, record.ttft, record.tpot, age)
 
 

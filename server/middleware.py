@@ -17,6 +17,8 @@ logger = logging.getLogger("bireme.server")
 
 #: Paths that need no key: probes and scrapers hold none, and they tell nothing of any request.
 OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/metrics", "/version"})
+#: The page and its files hold nothing of anybody; the page asks for a key when it needs one.
+PAGE = re.compile(r"/|/dashboard|/web/.*")
 #: Paths that take a POST and no time of the model's.
 UNCOUNTED_PATHS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -72,7 +74,7 @@ class UserMiddleware:
         self._directory = directory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         caller = self._directory.find(_key(Headers(scope=scope)), address_of(scope))
@@ -99,6 +101,10 @@ class UserMiddleware:
         finally:
             if caller.allowance is not None:
                 caller.allowance.leave()
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or PAGE.fullmatch(path) is not None
 
 
 def _key(headers: Headers) -> str:

@@ -1,4 +1,4 @@
-"""``/health``, ``/live``, ``/ready``, ``/version``, ``/server_info``, and a word at ``/``."""
+"""``/health``, ``/live``, ``/ready``, ``/version`` and ``/server_info``."""
 
 from __future__ import annotations
 
@@ -97,10 +97,3 @@ async def server_info(http: Request) -> dict[str, Any]:
             "max_model_len": state.max_model_len,
         },
     }
-
-
-@router.get("/", include_in_schema=False)
-@router.head("/", include_in_schema=False)
-async def root() -> dict[str, str]:
-    """Probes and people land here."""
-    return {"name": "bireme", "version": __version__, "docs": "/docs"}

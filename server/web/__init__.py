@@ -1,0 +1,1 @@
+"""The page at ``/``: files as they are served, and what serves them."""
