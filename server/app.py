@@ -18,29 +18,32 @@ from .endpoints import chat, completions, dashboard, health, messages, metrics, 
 from .errors import ApiError
 from .middleware import BodyLimitMiddleware, RequestIdMiddleware, UserMiddleware
 from .openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .responses.store import ResponseStore
+from .responses.types import ResponsesRequest
 from .schema import components
 from .sse import ClientGoneError
 from .state import ServerState
 from .users.allowance import RATE_LIMIT_HEADERS
-
-
 from .watchers import Watchers
 
 ROUTERS = (chat, completions, responses, messages, models, tokenize, health, metrics, dashboard, page)
+
+
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves ``state``. Middleware added later goes around all of this."""
     app = FastAPI(
         title="Bireme", version=__version__, description="An OpenAI-compatible server for one language model."
     )
     app.state.server = state
-    for module in ROUTERS:
-        app.include_router(module.router)
     app.state.watchers = Watchers(state.client)
     app.state.responses = ResponseStore()
+    for module in ROUTERS:
+        app.include_router(module.router)
     settings = state.settings
     app.add_middleware(BodyLimitMiddleware, limit=settings.max_body_size)
     app.add_middleware(UserMiddleware, directory=state.directory)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(AnthropicErrors)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.cors_origins,
@@ -90,7 +93,9 @@ def _describe_bodies(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = original()
-        bodies = components(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+        bodies = components(
+            ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, TokenizeRequest, DetokenizeRequest
+        )
         document.setdefault("components", {}).setdefault("schemas", {}).update(bodies)
         return document
 
