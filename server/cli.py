@@ -64,6 +64,7 @@ def serve(
     cpu_precision: options.CpuPrecision = "fast",
     mlx_weights: options.MlxWeights = "auto",
     threads: options.Threads = None,
+    tensor_parallel: options.TensorParallel = 1,
     tool_parser: options.ToolParser = SERVER.tool_parser,
     reasoning_parser: options.ReasoningParser = SERVER.reasoning_parser,
     max_num_seqs: options.MaxNumSeqs = ENGINE.max_num_seqs,
@@ -133,7 +134,7 @@ def serve(
             grammar_cache=grammar_cache,
             watchdog_s=watchdog_s,
         )
-        spec = EngineSpec(model, device, config, cpu_precision, threads, mlx_weights)
+        spec = EngineSpec(model, device, config, cpu_precision, threads, mlx_weights, tensor_parallel)
         names, keys = tuple(served_model_name or ()), tuple(api_key or ())
         limits = RequestLimits(
             max_messages, max_tools, max_prompts, max_stop_strings, max_n, max_logprobs, max_logit_bias

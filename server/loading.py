@@ -46,7 +46,7 @@ def _real(spec: EngineSpec, progress: Progress) -> Backend:
     from ..backends.select import load_backend, resolve_device
     from ..models.checkpoint import open_checkpoint
 
-    options = BackendOptions(spec.cpu_precision, spec.threads, spec.mlx_weights)
+    options = BackendOptions(spec.cpu_precision, spec.threads, spec.mlx_weights, tensor_parallel=spec.tensor_parallel)
     device = resolve_device(spec.device)
     if device == "cpu" and options.cpu_precision == "fast":
         announce_compiling()
@@ -93,6 +93,8 @@ def _simulated(spec: EngineSpec) -> Backend:
     from ..backends.sim import SimBackend, SimOptions
     from ..models.checkpoint import open_checkpoint
 
+    if spec.tensor_parallel > 1:
+        raise ValueError(f"tensor_parallel is {spec.tensor_parallel}; sim simulates one device, only cuda runs on more")
     checkpoint = open_checkpoint(spec.model)
     shape, block_size = checkpoint.config, spec.config.block_size
     options = SimOptions(

@@ -59,6 +59,7 @@ MlxWeights = Annotated[
     _model("mlx: keep quantised weights so, or decode them. Default: keep them on a Mac."),
 ]
 Threads = Annotated[int | None, _model("cpu: threads. Default: the cores.", min=1)]
+TensorParallel = Annotated[int, _model("cuda: GPUs that share the model, each holding a part of every matrix.", min=1)]
 
 ToolParser = Annotated[str, _model(f"How the model writes tool calls: {', '.join(TOOL_NAMES)}.")]
 ReasoningParser = Annotated[str, _model(f"How the model marks its reasoning: {', '.join(REASONING_NAMES)}.")]

@@ -38,6 +38,7 @@ class EngineSpec:
     cpu_precision: str = "fast"
     threads: int | None = None
     mlx_weights: str = "auto"
+    tensor_parallel: int = 1
     loader: str = DEFAULT_LOADER
 
 

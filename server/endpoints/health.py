@@ -75,7 +75,10 @@ async def server_info(http: Request) -> dict[str, Any]:
         "version": __version__,
         "engine": dataclasses.asdict(state.client.config),
         "backend": info,
-        "options": {name: getattr(spec, name) for name in ("device", "cpu_precision", "mlx_weights", "threads")},
+        "options": {
+            name: getattr(spec, name)
+            for name in ("device", "cpu_precision", "mlx_weights", "threads", "tensor_parallel")
+        },
         "server": {
             "served_model_names": list(state.names.served),
             "generation_defaults": state.defaults,

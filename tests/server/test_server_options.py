@@ -25,7 +25,7 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
     "--max-num-seqs": (["--max-num-seqs", "7"], ("engine", "max_num_seqs"), 7),
     "--max-num-batched-tokens": (["--max-num-batched-tokens", "96"], ("engine", "max_num_batched_tokens"), 96),
     "--max-model-len": (["--max-model-len", "300"], ("engine", "max_model_len"), 300),
-    "--kv-cache-memory": (["--kv-cache-memory", "96KiB"], ("engine", "kv_cache_memory"), 96 * 2**10),
+    "--kv-cache-memory": (["--kv-cache-memory", "48KiB"], ("engine", "kv_cache_memory"), 48 * 2**10),
     "--gpu-memory-fraction": (["--gpu-memory-fraction", "0.5"], ("engine", "gpu_memory_fraction"), 0.5),
     "--kv-cache-dtype": (["--kv-cache-dtype", "int8"], ("engine", "kv_cache_dtype"), "int8"),
     "--max-stall-ms": (["--max-stall-ms", "75"], ("engine", "max_stall_ms"), 75.0),
@@ -40,6 +40,7 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
     "--cpu-precision": (["--cpu-precision", "exact"], ("options", "cpu_precision"), "exact"),
     "--mlx-weights": (["--mlx-weights", "dense"], ("options", "mlx_weights"), "dense"),
     "--threads": (["--threads", "1"], ("options", "threads"), 1),
+    "--tensor-parallel": (["--tensor-parallel", "2"], ("backend", "ranks"), 2),
     "--served-model-name": (
         ["--served-model-name", "one", "--served-model-name", "org/two"],
         ("server", "served_model_names"),
@@ -108,7 +109,7 @@ def test_effects_are_real(walked: Any) -> None:
     long = walked.post("/v1/completions", {"prompt": [120] * 300}, **KEY).json()["error"]
     assert "maximum context length is 300 tokens" in long["message"]
     backend = walked.get("/server_info", **KEY).json()["backend"]
-    assert backend["num_blocks"] * 32 * backend["kv_bytes_per_token"] <= 96 * 2**10
+    assert backend["num_blocks"] * 32 * backend["kv_bytes_per_token"] <= 48 * 2**10
     assert backend["kv_cache_dtype"] == "int8"
     assert backend["block_size"] == 32 and "int8" not in backend["quantization"]
     for words in (
