@@ -24,15 +24,16 @@ def summary(state: ServerState, url: str) -> str:
     info, config, frontend = state.client.info, state.client.config, state.frontend
     assert info is not None and config is not None and frontend is not None
     tokens = info.num_blocks * info.block_size
+    each = "" if info.ranks == 1 else " on each"
     rows = [
         ("model", f"{frontend.name} (served as {', '.join(state.names.served)})"),
         ("quantisation", info.quantization),
-        ("device", info.device),
-        ("weights", size_text(info.weight_bytes)),
+        ("device", info.device if info.ranks == 1 else f"{info.ranks} x {info.device}, tensor parallel"),
+        ("weights", size_text(info.weight_bytes) + each),
         (
             "KV cache",
             f"{tokens:,} tokens in blocks of {info.block_size} "
-            f"({size_text(tokens * info.kv_bytes_per_token)}, {info.kv_cache_dtype})",
+            f"({size_text(tokens * info.kv_bytes_per_token)}{each}, {info.kv_cache_dtype})",
         ),
         ("capacity", capacity_text(info, state.max_model_len)),
         ("context", f"{state.max_model_len:,} tokens"),
