@@ -232,7 +232,12 @@ def test_tools_through_the_sdk(client: anthropic.Anthropic) -> None:
     assert [(one.name, one.input) for one in single.content] == [OSLO]
     none: Any = client.messages.create(**asked, tool_choice={"type": "none"})
     assert none.content[0].type == "text" and none.stop_reason == "end_turn"
-    cities = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    cities = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
     forced = asked | {"max_tokens": 400, "tools": [WEATHER | {"input_schema": cities}, TIME]}
     named: Any = client.messages.create(**forced, tool_choice={"type": "tool", "name": "get_weather"})
     assert [(one.name, one.input) for one in named.content] == [OSLO] and named.stop_reason == "tool_use"
