@@ -13,6 +13,7 @@ from ..core.slo import parse_slo
 from ..planner.command import plan
 from . import options
 from .commands.config_file import ENV_PREFIX, ConfigFile, ShowConfig, show
+from .commands.doctor import doctor
 from .commands.fail import fail
 from .commands.models import models
 from .commands.pull import pull
@@ -173,6 +174,7 @@ def serve(
 app.command()(run)
 app.command()(pull)
 app.add_typer(models)
+app.command()(doctor)
 app.command()(plan)
 app.command()(simulate)
 app.add_typer(bench)
