@@ -45,6 +45,12 @@ EXPORTED = (
     ),
     _Exported("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda s: s.prompt_tokens_cached, True),
     _Exported("vllm:num_preemptions", "Sequences put back to make room.", lambda s: s.preemptions, True),
+    _Exported(
+        "bireme:slo_refused",
+        "Requests refused because their first token would have come too late.",
+        lambda s: s.requests_unattainable,
+        True,
+    ),
     _Exported("bireme:engine_steps", "Steps of the engine.", lambda s: s.steps, True),
     _Exported("bireme:kv_blocks", "KV blocks in all.", lambda s: s.kv_blocks_total),
     _Exported("bireme:kv_blocks_live", "KV blocks held by running sequences.", lambda s: s.kv_blocks_live),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 
@@ -30,6 +31,11 @@ def bind(host: str, port: int) -> socket.socket:
             ) from None
         raise ListenError(f"can't listen on {host} port {port}: {error.strerror}") from None
     return listener
+
+
+def reachable(listener: socket.socket) -> bool:
+    """Whether other machines can reach it: its address is not the machine's own loopback."""
+    return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def url_of(listener: socket.socket) -> str:

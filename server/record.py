@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.request import FinishReason
@@ -32,6 +32,8 @@ class RequestRecord:
         self.last_at = 0.0
         self.ended_at: float | None = None
         self.reason: FinishReason | None = None
+        self.reasons: tuple[FinishReason, ...] = ()  # of the choices that ended
+        self.on_end: Callable[[RequestRecord], None] | None = None  # somebody else who keeps account
         self._charged = False
         self._submitted = False
         self._refused = False
@@ -104,9 +106,12 @@ class RequestRecord:
         if self.reason is None:
             cut = FinishReason.ABORT if None in reasons else None
             self.reason = cut or (FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP)
+        self.reasons = tuple(reason for reason in reasons if reason is not None)
         if self.first_at is None:
             self._count_prompt()
         self._metrics.ended(self)
+        if self.on_end is not None:
+            self.on_end(self)
         self._log()
 
     def _count_prompt(self) -> None:

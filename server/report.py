@@ -8,8 +8,8 @@ import time
 
 from ..backends.base import BackendInfo
 from ..core.config import EngineConfig
+from ..core.slo import Slo
 from ..core.stats import EngineStats
-from .client import EngineClient
 from .sizes import size_text
 from .state import ServerState
 
@@ -40,6 +40,7 @@ def summary(state: ServerState, url: str) -> str:
         ("engine", settings_text(config)),
         ("defaults", defaults_text(state)),
         ("parsers", f"tools {state.parsers.tool_name}, reasoning {state.parsers.reasoning_name}"),
+        ("keys", keys_text(state)),
         ("listening", url),
     ]
     return "\n".join(f"  {name:<13}{value}" for name, value in rows)
@@ -54,7 +55,15 @@ def capacity_text(info: BackendInfo, max_model_len: int) -> str:
 
 def settings_text(config: EngineConfig) -> str:
     names = ("max_num_seqs", "max_num_batched_tokens", "max_stall_ms", "max_queue", "enable_prefix_caching")
-    return ", ".join(f"{name}={getattr(config, name)}" for name in names)
+    objective = () if config.slo is None else (f"slo={config.slo}", f"slo_policy={config.slo_policy}")
+    return ", ".join((*(f"{name}={getattr(config, name)}" for name in names), *objective))
+
+
+def keys_text(state: ServerState) -> str:
+    directory, path = state.directory, state.settings.users_path
+    if not directory.keyed:
+        return "none asked for"
+    return f"asked for; {len(directory.names)} users" + ("" if path is None else f" in {path}")
 
 
 def defaults_text(state: ServerState) -> str:
@@ -63,22 +72,32 @@ def defaults_text(state: ServerState) -> str:
     return ", ".join(f"{key}={value}" for key, value in state.defaults.items()) or "none given by the model"
 
 
-def statistics(now: EngineStats, before: EngineStats, seconds: float) -> str:
-    """One line over the last ``seconds``."""
+def statistics(now: EngineStats, before: EngineStats, seconds: float, goodput: str = "") -> str:
+    """One line over the last ``seconds``; ``goodput`` from ``goodput_text``."""
     came = (now.prompt_tokens - before.prompt_tokens) / seconds
     went = (now.tokens_generated - before.tokens_generated) / seconds
     return (
         f"running {now.running}, waiting {now.waiting}, in {came:.1f} tok/s, out {went:.1f} tok/s, "
-        f"KV {now.kv_usage:.1%}, prefix hits {now.cache_hit_rate:.1%}"
+        f"KV {now.kv_usage:.1%}, prefix hits {now.cache_hit_rate:.1%}{goodput}"
     )
 
 
-async def report_statistics(client: EngineClient, interval: float) -> None:
+def goodput_text(slo: Slo | None, now: tuple[int, int], before: tuple[int, int], seconds: float) -> str:
+    """Requests that met the objective, of those that ended: ``now`` and ``before`` are sums of both."""
+    if slo is None:
+        return ""
+    good, judged = now[0] - before[0], now[1] - before[1]
+    return f", goodput {good / seconds:.2f} req/s ({good} of {judged} within {slo})"
+
+
+async def report_statistics(state: ServerState, interval: float) -> None:
     """Log a line every ``interval`` seconds in which the engine did something."""
-    before, then = client.stats, time.monotonic()
+    client, goodput = state.client, state.metrics.goodput
+    before, then, met = client.stats, time.monotonic(), goodput.total
     while True:
         await asyncio.sleep(interval)
-        now, at = client.stats, time.monotonic()
+        now, at, meets = client.stats, time.monotonic(), goodput.total
         if now is not None and before is not None and now.steps > before.steps:
-            logger.info("%s", statistics(now, before, at - then))
-        before, then = now, at
+            told = goodput_text(goodput.slo, meets, met, at - then)
+            logger.info("%s", statistics(now, before, at - then, told))
+        before, then, met = now, at, meets

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Generator
 
 import uvicorn
@@ -18,21 +19,29 @@ from .client import EngineClient, EngineState
 from .errors import ApiError
 from .frontend import load_frontend
 from .http_protocol import protocol
-from .listen import url_of
+from .listen import reachable, url_of
 from .metrics import Metrics
 from .names import ServedNames
 from .progress import LoadBar, resolve_model
 from .report import report_statistics, summary
+from .sd_notify import notify, watchdog
 from .settings import ServerSettings
 from .state import ServerState
+from .tracing import start_tracing
 from .users.directory import Directory
 from .users.store import UserError
 
 logger = logging.getLogger("bireme.server")
 
 EXIT_INTERRUPTED = 130
+NO_KEY_WARNING = (
+    "Warning: other machines can reach this server, and it asks for no key: whoever reaches it can use it. Ask for one "
+    "with --api-key, add users with 'bireme users add NAME', or listen on 127.0.0.1 only."
+)
 #: How long answers that were cut off may take to say so, in seconds: a client that doesn't read holds nothing up.
 LAST_WORDS_S = 0.8
+#: How long sending the last traces may take, in seconds.
+LAST_TRACES_S = 2.0
 
 
 class _HttpServer(uvicorn.Server):
@@ -53,7 +62,8 @@ class BiremeServer:
         metrics.watch(client)
         directory = Directory(settings.users_path, settings.api_keys)
         metrics.watch_users(directory, client)
-        self.state = ServerState(settings, client, names, metrics, directory=directory)
+        self._tracer = start_tracing(names.primary)
+        self.state = ServerState(settings, client, names, metrics, directory=directory, tracer=self._tracer)
         self._settings = settings
         self._listener = listener
         self._error: str | None = None
@@ -81,16 +91,29 @@ class BiremeServer:
             self.state.directory.start()
         except UserError as error:
             return str(error)
+        if reachable(self._listener) and not self.state.directory.keyed:
+            _say(NO_KEY_WARNING)
         _say(f"Listening on {url_of(self._listener)}; loading {self._settings.spec.model}.")
+        notify(f"STATUS=Loading {self._settings.spec.model}")
         engine = asyncio.create_task(self._run_engine())
-        reports = asyncio.create_task(report_statistics(self.state.client, self._settings.stats_interval))
+        alive = asyncio.create_task(watchdog(self._moves))
+        reports = asyncio.create_task(report_statistics(self.state, self._settings.stats_interval))
         try:
             await self._http.serve(sockets=[self._listener])
         finally:
             reports.cancel()
+            alive.cancel()
             await self._stop_engine(engine)
-            await asyncio.to_thread(self.state.directory.close)
+            await self._close_books()
         return self._error
+
+    async def _close_books(self) -> None:
+        """Write down what was used, and send the last traces: a collector that does not answer holds nobody up."""
+        await asyncio.to_thread(self.state.directory.close)
+        if self._tracer is not None:
+            closing = threading.Thread(target=self._tracer.close, name="traces", daemon=True)
+            closing.start()
+            await asyncio.to_thread(closing.join, LAST_TRACES_S)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,6 +126,7 @@ class BiremeServer:
             self.state.client.remove_folder()
             os._exit(EXIT_INTERRUPTED)
         self.state.draining = True
+        notify("STOPPING=1\nSTATUS=Finishing what runs")
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
@@ -156,6 +180,11 @@ class BiremeServer:
                 await asyncio.sleep(0.05)
         if state.client.state is EngineState.READY:
             _say(f"Bireme is ready.\n{summary(state, url_of(self._listener))}")
+            notify(f"READY=1\nSTATUS=Serving {state.names.primary} at {url_of(self._listener)}")
+
+    def _moves(self) -> bool:
+        """Whether systemd should leave this server alone."""
+        return self.state.client.state not in (EngineState.STALLED, EngineState.FAILED)
 
     def _give_up(self, error: str) -> None:
         if not self.state.draining:

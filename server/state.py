@@ -21,6 +21,7 @@ from .parsers.choose import ParserChoice, choose
 from .parsers.tools import Tools
 from .settings import ServerSettings
 from .structured import SchemaLimits
+from .tracing import Tracer
 from .users.caller import caller_of
 from .users.directory import Directory
 
@@ -35,6 +36,7 @@ class ServerState:
     metrics: Metrics
     frontend: Frontend | None = None
     directory: Directory = field(default_factory=lambda: Directory(None))
+    tracer: Tracer | None = None
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
     _counter: int = 0
@@ -127,6 +129,9 @@ class ServerState:
             arrival_time=record.arrived,
             weight=None if caller.user is None else caller.user.weight,
         )
+        if self.tracer is not None:
+            operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+            record.on_end = self.tracer.follow(operation, request, http.headers)
         return Generation(self.client, request, rules, self.frontend.text, record, prompt_field)
 
     def _salt(self, share: str, body: GenerationRequest) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,29 @@ def test_documented_names_are_the_exported_ones(server: Any) -> None:
         exported[family.name + ("_total" if family.type == "counter" else "")] = family.type
         assert family.type != "counter" or all(sample.name.endswith("_total") for sample in family.samples)
         for sample in family.samples:
-            assert set(sample.labels) <= {"model_name", "finished_reason", "le"}
+            assert set(sample.labels) <= {"model_name", "finished_reason", "le", "user"}
+            assert sample.labels.get("user", "other") == "other"
     assert dict(rows) == exported and len(rows) == len(exported)
+
+
+def test_the_dashboard_asks_only_for_names_that_exist(server: Any) -> None:
+    """Each query of the Grafana file, against what the server exports; labels and braces checked along."""
+    board = json.loads((DOCUMENT.parents[1] / "deploy" / "grafana.json").read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    asked += [one["query"] for one in board["templating"]["list"] if one["type"] == "query"]
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        names = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+        for ending in names:
+            labels[family.name + ending] = {label for sample in family.samples for label in sample.labels}
+    for query in asked:
+        found = re.findall(r"(?:vllm|bireme):\w+", query)
+        assert found and set(found) <= set(labels), query
+        for by in re.findall(r"sum by \((\w+)\)", query):
+            assert by == "user" or any(by in labels[name] for name in found), query
+        assert query.count("(") == query.count(")") and query.count("{") == query.count("}"), query
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(asked) > 25 and len(set(ids)) == len(ids)
 
 
 def test_cached_blocks_are_no_leak(server: Any) -> None:
