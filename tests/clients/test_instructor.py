@@ -1,0 +1,48 @@
+"""``instructor``: each of its modes for servers of this kind ends in a valid object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+from servers import Server
+
+
+class Order(pydantic.BaseModel):
+    """What somebody orders."""
+
+    dish: Literal["soup", "bread", "fish"]
+    number: int = pydantic.Field(ge=1, le=9)
+
+
+@pytest.mark.parametrize("mode", ["TOOLS", "TOOLS_STRICT", "JSON", "JSON_SCHEMA", "RESPONSES_TOOLS"])
+def test_each_mode(package: Callable[[str], Any], demo_server: Server, mode: str) -> None:
+    instructor = package("instructor")
+    with openai.OpenAI(base_url=demo_server.url + "/v1", api_key="none", max_retries=0) as plain:
+        client = instructor.from_openai(plain, mode=instructor.Mode[mode])
+        limit = {"max_output_tokens": 60} if mode.startswith("RESPONSES") else {"max_tokens": 60}
+        order = client.chat.completions.create(
+            model="demo",
+            response_model=Order,
+            messages=[{"role": "user", "content": "Two soups, please."}],
+            temperature=0,
+            max_retries=0,
+            **limit,
+        )
+    assert isinstance(order, Order)
+
+
+def test_partial_objects_come_in_a_stream(package: Callable[[str], Any], demo_server: Server) -> None:
+    instructor = package("instructor")
+    with openai.OpenAI(base_url=demo_server.url + "/v1", api_key="none", max_retries=0) as plain:
+        client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
+        messages = [{"role": "user", "content": "Three breads."}]
+        parts = list(
+            client.chat.completions.create_partial(
+                model="demo", response_model=Order, messages=messages, temperature=0, max_tokens=60
+            )
+        )
+    assert len(parts) > 1 and Order.model_validate(parts[-1].model_dump())

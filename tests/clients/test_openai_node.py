@@ -1,0 +1,24 @@
+"""The ``openai`` package for Node: openai_node.cjs uses it, this looks at what it got."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from servers import Server
+from spoken import say, say_call
+
+
+def test_what_an_application_does(node: Callable[[str], Any], spoken_server: Server, tmp_path: Path) -> None:
+    prompts = {"text": say("Hej, Node."), "call": say_call("get_weather", city="Kyiv"), "result": say("Sun.")}
+    script = str(Path(__file__).with_name("openai_node.cjs"))
+    printed = node("openai").run("node", script, spoken_server.url, json.dumps(prompts), cwd=tmp_path)
+    found = json.loads(printed)
+    assert found["models"] == ["spoken"]
+    assert found["whole"]["message"]["content"] == found["streamed"] == found["response"] == "Hej, Node."
+    assert found["whole"]["finish_reason"] == "stop" and found["usage"]["completion_tokens"] == 11
+    assert found["city"] == "Kyiv" and found["ran"] == "Sun."
+    assert found["events"][0] == "response.created" and found["events"][-1] == "response.completed"
+    assert found["error"] == {"status": 404, "code": "model_not_found", "kind": "NotFoundError"}
