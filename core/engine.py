@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..backends.base import Backend, Ticket
+from . import pooling
 from .account import OUTPUT_WEIGHT, Account
 from .config import EngineConfig
 from .constraint import Outcome
@@ -311,6 +312,10 @@ class Engine:
             rows.learn(built.sampled_rows, result.tokens)
         else:
             rows.learn(built.sampled_rows[there], result.tokens[there])
+        if result.sums is not None:
+            for (seq, preemptions), sums in zip(built.pooled, result.sums, strict=True):
+                if seq.num_preemptions == preemptions:
+                    pooling.add(seq, sums)
         bad = set(np.flatnonzero(result.nan).tolist())
         logprobs = _by_sequence(built.sampled, result)
         taken, outputs = 0, self._outputs
@@ -372,7 +377,9 @@ class Engine:
             cached, seq.reported = seq.group.cached_tokens, True
         logprobs = None if logprob is None else (logprob,)
         self._outputs.append(
-            SequenceOutput(seq.request_id, seq.index, tokens, logprobs, seq.finish_reason, cached, error)
+            SequenceOutput(
+                seq.request_id, seq.index, tokens, logprobs, seq.finish_reason, cached, error, pooling.embedding(seq)
+            )
         )
 
     def _check_attainable(self, request: Request, account: Account) -> None:

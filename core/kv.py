@@ -94,8 +94,11 @@ class KVManager:
         return max(0, int(self.rows.computed[seq.row]) - shared * self.block_size)
 
     def _match(self, seq: Sequence) -> Match:
-        """From the leader of its request while that runs, else from the cache; never the last token."""
+        """From the leader of its request while that runs, else from the cache; never the last token, and nothing where
+        the hidden states of all tokens count."""
         leader, limit = seq.leader, len(seq.tokens) - 1
+        if seq.group.request.params.pooling == "mean":
+            limit = 0
         may_fork = leader is not seq and leader.row >= 0 and leader.settled and not seq.num_outputs
         if not may_fork or self.rows.computed[leader.row] < limit:
             return self.cache.match(seq.tokens, seq.group.request.cache_salt, limit)

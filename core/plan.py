@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .pooling import num_pooled
 from .request import SamplingParams
 from .rows import Index, Rows
 from .sequence import Sequence
@@ -20,6 +21,13 @@ class Chunk(NamedTuple):
     seq: Sequence
     start: int
     length: int
+
+
+class Pooled(NamedTuple):
+    """A sequence whose hidden states a step sums; ``preemptions`` tells a sum apart from one of another life."""
+
+    seq: Sequence
+    preemptions: int
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +56,7 @@ class BuiltStep:
     sampled: list[Sequence]  # in batch order
     sampled_rows: Index
     pairs: int  # (query, key) pairs, for the cost model
+    pooled: list[Pooled]  # in batch order
 
 
 def row_init(seq: Sequence) -> RowInit:
@@ -92,6 +101,7 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
     copies = np.array(plan.copies, np.int32).reshape(-1, 2)
     sampled_rows = order[samples] if chunks else order
     sampled = [seq for row in sampled_rows.tolist() if (seq := seqs[row]) is not None]
+    pools, pooled = _pools(plan)
     batch = StepBatch(
         step_id,
         token_ids,
@@ -105,6 +115,7 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
         copies,
         tuple(plan.new_rows),
         _masks(sampled, rows.masked[sampled_rows]) if rows.num_masked else None,
+        pools if pooled else None,
     )
     pairs = int(positions.sum(dtype=np.int64)) + total
     return BuiltStep(
@@ -114,7 +125,19 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
         sampled,
         sampled_rows,
         pairs,
+        pooled,
     )
+
+
+def _pools(plan: StepPlan) -> tuple[NDArray[np.int32], list[Pooled]]:
+    """How many tokens of each sequence count for its embedding, and whose they are."""
+    counts = [num_pooled(*chunk) for chunk in plan.chunks]
+    pools = np.zeros(plan.num_seqs, np.int32)
+    pools[len(plan.decodes) :] = counts
+    pooled = [
+        Pooled(chunk.seq, chunk.seq.num_preemptions) for chunk, count in zip(plan.chunks, counts, strict=True) if count
+    ]
+    return pools, pooled
 
 
 def _masks(sampled: list[Sequence], masked: NDArray[np.bool_]) -> StepMasks | None:

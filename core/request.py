@@ -9,6 +9,7 @@ from typing import NamedTuple
 from .config import MAX_LOGPROBS as MAX_LOGPROBS
 from .config import MAX_N as MAX_N
 from .grammar import GrammarSpec
+from .pooling import Pooling
 
 
 class FinishReason(StrEnum):
@@ -44,6 +45,7 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; k >= 0: the chosen token's and the k most likely tokens'
     n: int = 1  # sequences per request; sequence i of a seeded request draws from (seed, i)
     grammar: GrammarSpec | None = None  # what the text must match; end tokens only where it does
+    pooling: Pooling | None = None  # an embedding is wanted; one token is drawn all the same, and means nothing
 
     def __post_init__(self) -> None:
         checks = (
@@ -58,6 +60,8 @@ class SamplingParams:
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "-2 to 2"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
             ("n", 1 <= self.n <= MAX_N, f"1 to {MAX_N}"),
+            ("n", self.n == 1 or self.pooling is None, "1 for an embedding"),
+            ("max_tokens", self.max_tokens == 1 or self.pooling is None, "1 for an embedding"),
         )
         for name, good, limit in checks:
             if not good:
@@ -97,6 +101,7 @@ class SequenceOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; set on the first output
     error: str | None = None  # with FinishReason.ERROR
+    embedding: bytes | None = None  # at the end, where one was asked for; see ``pooling.embedding``
 
 
 class RequestRejectedError(ValueError):

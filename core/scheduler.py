@@ -192,7 +192,7 @@ class Scheduler:
             return False
         self.queue.remove(seq)
         seq.account.running += 1
-        seq.blocked = None
+        seq.blocked = seq.pooled = None
         if admitted.copy is not None:
             plan.copies.append(admitted.copy)
             plan.pins.append(admitted.copy[0])

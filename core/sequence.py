@@ -67,6 +67,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     entry: NDArray[np.int32] | None = None  # the tokens it had when it entered its row
     constraint: Constraint | None = None  # its grammar
+    pooled: NDArray[np.float64] | None = None  # [D], the sum so far of the hidden states that count
     blocked: tuple[int, int] | None = None  # (unreferenced blocks, running) when it last failed to fit
 
     @property

@@ -53,6 +53,7 @@ class StepBatch:
     copies: NDArray[np.int32]  # [C, 2] (from block, to block), done before the step writes anything
     new_rows: tuple[RowInit, ...] = ()
     masks: StepMasks | None = None  # None when no sampled sequence follows a grammar
+    pools: NDArray[np.int32] | None = None  # [S], of how many last tokens hidden states are wanted; None: of none
 
     @property
     def num_tokens(self) -> int:
@@ -81,3 +82,4 @@ class StepResult:
     nan: NDArray[np.bool_]  # [N], the row's logits held NaN: that request fails, nobody else
     logprobs: StepLogprobs | None  # None when no row in the step asked
     elapsed: float  # seconds the device spent, for the scheduler's cost model
+    sums: NDArray[np.float32] | None = None  # [P, D], sums of final normed hidden states, where ``pools`` is not 0

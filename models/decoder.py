@@ -71,20 +71,30 @@ class Decoder:
         Returns:
             Logits [N, V], or None where none were wanted.
         """
+        x = self.hidden(ops, token_ids, logit_rows, step)
+        return None if x is None else self.logits(ops, x)
+
+    def logits(self, ops: Ops, x: Any) -> Any:
+        """Next-token logits [N, V] of final hidden states [N, D]."""
+        return ops.linear(x, self.head)
+
+    def hidden(self, ops: Ops, token_ids: Any, rows: Any | None, step: Any) -> Any | None:
+        """Run one step's packed tokens; the final normed hidden states [N, D] of the tokens at ``rows`` [N], or None
+        where none are wanted."""
         eps, last = self.config.rms_norm_eps, self.layers[-1]
         residual = ops.embedding(self.embed, token_ids)
         x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
         for layer, following in zip(self.layers, self.layers[1:] + (None,), strict=True):
             q = ops.rope_and_store(ops.linear(x, layer.qkv), layer, step)
-            if layer is last and logit_rows is None:
+            if layer is last and rows is None:
                 return None  # the last layer's K and V are stored; nobody reads what comes after
             x = ops.attention(q, layer, step)
             if layer is last:  # from here on only the wanted rows matter
-                x, residual = ops.take_rows(x, logit_rows), ops.take_rows(residual, logit_rows)
+                x, residual = ops.take_rows(x, rows), ops.take_rows(residual, rows)
             x, residual = ops.add_rms_norm(ops.linear(x, layer.output), residual, layer.post_norm, eps)
             x = ops.linear(ops.swiglu(ops.linear(x, layer.gate_up)), layer.down)
             x, residual = ops.add_rms_norm(x, residual, following.input_norm if following else self.norm, eps)
-        return ops.linear(x, self.head)
+        return x
 
 
 def load_layer(config: ModelConfig, index: int, loader: WeightLoader) -> Layer:

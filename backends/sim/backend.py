@@ -11,7 +11,7 @@ from ...core.step import PLACEHOLDER, RowInit, StepBatch, StepLogprobs, StepResu
 from ..base import BackendInfo
 from ..rows import unpack_masks
 from .clock import VirtualClock
-from .contents import draw, entry, weight, weights
+from .contents import draw, entry, hidden, weight, weights
 from .contract import ContractError, check_batch
 
 _MASK = (1 << 64) - 1
@@ -107,11 +107,14 @@ class SimBackend:
         tokens: list[int] = []
         nan: list[bool] = []
         wanted: list[int | None] = []
+        sums: list[NDArray[np.float32]] = []
         for s, (row, samples) in enumerate(zip(batch.rows.tolist(), batch.samples.tolist(), strict=True)):
             state = self._rows.get(row)
             if state is None:
                 raise ContractError(f"row {row} was never introduced")
             context = self._read_and_store(batch, s, starts[s], starts[s + 1], state)
+            if batch.pools is not None and batch.pools[s]:
+                sums.append(self._pool(batch, starts[s + 1] - int(batch.pools[s]), starts[s + 1]))
             if not samples:
                 continue
             mask = _mask_of(batch, len(tokens), self.options.vocab_size)
@@ -127,7 +130,14 @@ class SimBackend:
             np.array(nan, np.bool_),
             _logprobs(drawn, wanted, self.options.vocab_size),
             self.seconds(batch.num_tokens, pairs),
+            np.stack(sums) if sums else None,
         )
+
+    def _pool(self, batch: StepBatch, first: int, end: int) -> NDArray[np.float32]:
+        """The sum of the hidden states that the stored entries of a step's tokens stand for."""
+        blocks, offsets = np.divmod(batch.slots[first:end], self.options.block_size)
+        found: NDArray[np.float32] = hidden(self._entries[blocks, offsets]).sum(0, dtype=np.float32)
+        return found
 
     def _read_and_store(self, batch: StepBatch, s: int, first: int, end: int, state: _Row) -> int:
         """Attend to all the blocks hold, add this step's tokens one by one; returns the sum over the whole context."""

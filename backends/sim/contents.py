@@ -40,6 +40,13 @@ def weights(count: int) -> NDArray[np.uint64]:
     return (2 * np.arange(count, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) | np.uint64(1)
 
 
+def hidden(entries: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """Made-up hidden states [T, 8] of tokens by their K/V entries [T]: multiples of 1/128 in 0 to 2, so that sums of
+    them are exact in any order."""
+    octets = entries.astype("<u8").view(np.uint8).reshape(-1, 8)
+    return octets.astype(np.float32) / np.float32(128)
+
+
 def draw(context: int, seed: int, greedy: bool, vocab_size: int, banned: Collection[int] = ()) -> int:
     """The next token after ``context``; the seed matters unless greedy. ``banned`` ids are never drawn."""
     state = context if greedy else mix(context ^ seed)

@@ -36,6 +36,10 @@ def check_batch(batch: StepBatch, info_blocks: int, block_size: int, max_len: in
     _check_blocks(batch, info_blocks, block_size, counts)
     _check_copies(batch, info_blocks)
     _check_masks(batch)
+    if batch.pools is not None:
+        _require(batch.pools.dtype == np.int32 and len(batch.pools) == seqs, "a number to pool per sequence")
+        _require(bool((batch.pools >= 0).all() and (batch.pools <= counts).all()), "tokens of the step are pooled")
+        _require(bool(batch.pools.any()), "pools where something is pooled only")
 
 
 def _check_blocks(batch: StepBatch, num_blocks: int, size: int, counts: NDArray[np.int32]) -> None:
