@@ -45,11 +45,11 @@ Figures = list[dict[str, Any]]
 
 
 def section(name: str) -> Callable[[Any], Iterator[Any]]:
-    from . import gpu_engine, gpu_kernels, gpu_peer
+    from . import gpu_check, gpu_engine, gpu_peer, gpu_rates
 
     sections: dict[str, Callable[[Any], Iterator[Any]]] = {
-        "check": gpu_kernels.check,
-        "rates": gpu_kernels.rates,
+        "check": gpu_check.check,
+        "rates": gpu_rates.rates,
         "decode": gpu_engine.decode,
         "mixed": gpu_engine.mixed,
         "peer": gpu_peer.peer,

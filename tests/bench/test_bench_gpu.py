@@ -13,9 +13,10 @@ import torch
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed: it exists for Linux only")
 
-from bireme.bench import gpu, gpu_kernels
+from bireme.backends.cuda.ops import TorchOps
+from bireme.bench import gpu, gpu_check, gpu_rates
 from bireme.bench.gpu_engine import requests
-from bireme.bench.gpu_models import MODELS, checkpoint, kind_of, loader
+from bireme.bench.gpu_models import MODELS, block_weight, checkpoint, kind_of, loader
 from bireme.bench.gpu_setting import Setting
 
 CPU = torch.device("cpu")
@@ -40,10 +41,10 @@ def test_every_section_gives_figures(tmp_path, capsys):
 
 def test_a_section_that_fails_loses_nothing_else(tmp_path, capsys, monkeypatch):
     def broken(setting):
-        yield from gpu_kernels.elementwise_rates(setting)
+        yield from gpu_rates.elementwise_rates(setting)
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr(gpu_kernels, "check", broken)
+    monkeypatch.setattr(gpu_check, "check", broken)
     path = tmp_path / "out.json"
     assert (
         gpu.main(["--device", "cpu", "--tiny", "--one-process", "--json", str(path), "--only", "check", "mixed"]) == 1
@@ -56,16 +57,16 @@ def test_a_section_that_fails_loses_nothing_else(tmp_path, capsys, monkeypatch):
 
 
 def test_a_kernel_that_is_wrong_is_named(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(gpu_kernels, "attention_pairs", lambda setting: [])
-    monkeypatch.setattr(gpu_kernels, "product_pairs", lambda setting: [])
-    monkeypatch.setattr(gpu_kernels, "sampler_check", lambda setting: gpu_kernels.Row("check", "x", 0.0, "", note="ok"))
+    monkeypatch.setattr(gpu_check, "attention_pairs", lambda setting: [])
+    monkeypatch.setattr(gpu_check, "product_pairs", lambda setting: [])
+    monkeypatch.setattr(gpu_check, "sampler_check", lambda setting: gpu_check.Row("check", "x", 0.0, "", note="ok"))
     monkeypatch.setattr(Setting, "ops", lambda setting: Wrong)
     written = ["--json", str(tmp_path / "out.json")]
     assert gpu.main(["--device", "cpu", "--tiny", "--one-process", "--only", "check", *written]) == 1
     assert "* kernels: WRONG: swiglu" in capsys.readouterr().out
 
 
-class Wrong(gpu_kernels.TorchOps):
+class Wrong(TorchOps):
     def swiglu(self, gate_up):
         return super().swiglu(gate_up) * 1.001
 
@@ -118,7 +119,7 @@ def test_half_of_the_layers_have_more_bits():
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_random_blocks_spread_as_weights_do(kind):
-    values = gpu_kernels.block_weight("w", (300, 512), kind).dequantize()
+    values = block_weight("w", (300, 512), kind).dequantize()
     assert values.shape == (300, 512) and abs(values.mean()) < 0.2 * values.std()
     assert values.std() == pytest.approx(512**-0.5, rel=0.2)
 
