@@ -95,7 +95,7 @@ class SequenceOutput(NamedTuple):
     """What one step added to one sequence of a request. A tuple: one is made for every token of every step."""
 
     request_id: str
-    index: int  # which of the request's n sequences
+    index: int  # type: ignore[assignment]  # which of the request's n sequences; hides tuple.index
     token_ids: tuple[int, ...]  # new tokens, an end token included
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per new token, where asked
     finish_reason: FinishReason | None = None
