@@ -1,14 +1,14 @@
-"""The same load measured by `bireme bench serve`'s generator and by guidellm: ``python -m bireme.bench.agree_guidellm``.
+"""One load, measured by our generator and by guidellm (PyPI) in turn: ``python -m bireme.bench.agree_guidellm``.
 
-guidellm (PyPI) needs an environment of its own, which `--guidellm` names:
+guidellm needs an environment of its own, which `--guidellm` names:
 
     python3 -m venv guidellm && guidellm/bin/pip install guidellm
     python -m bireme.bench.agree_guidellm --guidellm guidellm/bin/guidellm
 
-One server, its prefix cache off so that a prompt can be asked again; the same prompts and lengths; the two take turns, and
-every round turns their order around. The server's device only takes time (`--pace`), so that the processor which a tool
-needs for itself, most of a core with guidellm, slows down nothing that it measures; with `--device cpu` it is a real one.
-What guidellm calls ITL, a request's time after its first token divided by the tokens after it, is TPOT here.
+One server, its prefix cache off so that a prompt can be asked again; the same prompts and lengths; the two take turns,
+and every round turns their order around. The server's device only takes time (`--pace`), so that the processor which a
+tool needs for itself, most of a core with guidellm, slows down nothing that it measures; with `--device cpu` the model
+really runs. guidellm's ITL, the time after a request's first token divided by the tokens after it, is TPOT here.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .serve import word_source
 from .servers import Server, start_bireme
 
 LIMIT = 0.05  # what the two may differ by, of each figure
-#: Figure: (its key in guidellm's report, ours).
+#: What guidellm's report calls each figure.
 FIGURES = {
-    "requests a second": ("requests_per_second", lambda level: level.request_throughput),
-    "output tokens a second": ("output_tokens_per_second", lambda level: level.output_throughput),
-    "TTFT mean, ms": ("time_to_first_token_ms", lambda level: level.spreads["ttft"].mean),
-    "TPOT mean, ms": ("inter_token_latency_ms", lambda level: level.spreads["tpot"].mean),
-    "E2E mean, s": ("request_latency", lambda level: level.spreads["e2el"].mean / 1e3),
+    "requests a second": "requests_per_second",
+    "output tokens a second": "output_tokens_per_second",
+    "TTFT mean, ms": "time_to_first_token_ms",
+    "TPOT mean, ms": "inter_token_latency_ms",
+    "E2E mean, s": "request_latency",
 }
 
 Figures = dict[str, float]
@@ -121,7 +121,9 @@ def our_figures(level: Level) -> Figures:
     """
     if level.failures:
         raise ValueError(level.failed_line())
-    return {name: float(of(level)) for name, (_, of) in FIGURES.items()}
+    ttft, tpot, e2e = (level.spreads[name].mean or 0.0 for name in ("ttft", "tpot", "e2el"))
+    found = (level.request_throughput, level.output_throughput, ttft, tpot, e2e / 1e3)
+    return dict(zip(FIGURES, found, strict=True))
 
 
 def _its(command: str, target: Target, data: Path, users: int, folder: Path) -> Figures:
@@ -148,7 +150,7 @@ def its_figures(report: dict[str, Any], count: int) -> Figures:
     made = benchmark["scheduler_metrics"]["requests_made"]
     if made["successful"] != count:
         raise ValueError(f"guidellm completed {made['successful']} of {count} requests: {made}")
-    return {name: float(benchmark["metrics"][key]["successful"]["mean"]) for name, (key, _) in FIGURES.items()}
+    return {name: float(benchmark["metrics"][key]["successful"]["mean"]) for name, key in FIGURES.items()}
 
 
 def _mean(rounds: Sequence[Figures]) -> Figures:

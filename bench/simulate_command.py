@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import EngineConfig
-from ..core.memory import KV_ELEMENT_BYTES, kv_bytes_per_token
+from ..core.memory import KV_TYPES, kv_bytes_per_token, kv_element_bytes
 from ..planner.chips import find_chip
+from ..planner.devices import work_bytes
 from ..planner.open import open_shape
+from ..planner.plan import USUAL_HEAD_DIM
 from ..planner.roofline import Roofline
 from ..planner.shape import ModelShape
 from ..server.sizes import parse_size
@@ -34,13 +36,13 @@ _RESERVE = 0.9  # share of a chip's memory that a server may plan for
 def run_simulate(options: Options) -> int:
     """Predict as asked, and print one table."""
     shape = open_shape(options["model"])
-    machine = _machine(options, shape)
     config = EngineConfig(
         max_num_seqs=options["max_num_seqs"],
         max_num_batched_tokens=options["max_num_batched_tokens"],
         max_queue=1 << 20,
         watchdog_s=1e9,
     )
+    machine = _machine(options, shape, config)
     every = policies(config, machine.pool_tokens, machine.max_len)
     names = [name.strip() for name in options["policies"].split(",")]
     chosen = every if names == ["all"] else [policy for policy in every if policy.name in names]
@@ -57,14 +59,14 @@ def run_simulate(options: Options) -> int:
     return 0
 
 
-def _machine(options: Options, shape: ModelShape) -> Machine:
-    element = KV_ELEMENT_BYTES.get(options["kv_cache_dtype"])
-    if element is None:
-        raise ValueError(f"kv-cache-dtype is {options['kv_cache_dtype']!r}; known: {', '.join(KV_ELEMENT_BYTES)}")
+def _machine(options: Options, shape: ModelShape, config: EngineConfig) -> Machine:
+    if options["kv_cache_dtype"] not in KV_TYPES:
+        raise ValueError(f"kv-cache-dtype is {options['kv_cache_dtype']!r}; known: {', '.join(KV_TYPES)}")
+    element = kv_element_bytes(options["kv_cache_dtype"], shape.head_dim or USUAL_HEAD_DIM)
     per_token = kv_bytes_per_token(shape.layers, element)
     chip = find_chip(options["chip"])
     memory = parse_size(options["memory"]) if options["memory"] else round(chip.memory_gb * 1e9 * _RESERVE)
-    buffers = shape.buffers(options["max_num_batched_tokens"], options["max_num_seqs"])
+    buffers = work_bytes(shape, "any", config)
     room = memory - shape.weights.total_bytes - buffers
     if room < 16 * per_token:
         raise ValueError(

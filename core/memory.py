@@ -17,27 +17,32 @@ CONVERSATION_TOKENS = 4096
 SCALE_BYTES = 4
 
 
-def kv_element_bytes(kv_cache_dtype: str, head_dim: int, computed: float) -> float:
-    """Bytes that an element of K or V takes as ``EngineConfig.kv_cache_dtype``, its share of a scale included.
-
-    ``computed``: bytes of an element of the backend's own arithmetic, which is what "auto" keeps.
-    """
-    return computed if kv_cache_dtype == "auto" else 1 + SCALE_BYTES / head_dim  # int8, fp8
-
-
 #: Bytes of one K or V element by the name ``--kv-cache-dtype`` gives it; block formats carry their scales.
 KV_ELEMENT_BYTES = {
     "f32": 4.0,
     "f16": 2.0,
     "bf16": 2.0,
-    "fp8": 1.0,
-    "int8": 34 / 32,
     "q8_0": 34 / 32,
     "q5_1": 24 / 32,
     "q5_0": 22 / 32,
     "q4_1": 20 / 32,
     "q4_0": 18 / 32,
 }
+#: Codes of a byte with one scale per token and head: what the engine's own quantised caches are.
+SCALED_KV = ("int8", "fp8")
+#: All that a plan can be made for.
+KV_TYPES = (*KV_ELEMENT_BYTES, *SCALED_KV)
+
+
+def kv_element_bytes(kv_cache_dtype: str, head_dim: int, computed: float = 2.0) -> float:
+    """Bytes that an element of K or V takes, its share of a scale included.
+
+    ``kv_cache_dtype``: ``EngineConfig.kv_cache_dtype``, or another of ``KV_TYPES``. ``computed``: bytes of an element
+    of the backend's own arithmetic, which is what "auto" keeps.
+    """
+    if kv_cache_dtype == "auto":
+        return computed
+    return 1 + SCALE_BYTES / head_dim if kv_cache_dtype in SCALED_KV else KV_ELEMENT_BYTES[kv_cache_dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ def cache_layers(config: ModelConfig) -> tuple[LayerCache, ...]:
 
 
 def kv_bytes_per_token(model: ModelConfig | Sequence[LayerCache], bytes_per_element: float = 2.0) -> int:
-    """K and V of one token over all layers. ``bytes_per_element``: see ``KV_ELEMENT_BYTES``."""
+    """K and V of one token over all layers. ``bytes_per_element``: see ``kv_element_bytes``."""
     return round(sum(layer.elements for layer in _layers(model)) * bytes_per_element)
 
 

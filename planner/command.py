@@ -19,8 +19,10 @@ def plan(
     memory: Annotated[str | None, typer.Option(help="The budget: 16GB, 24GiB.")] = None,
     concurrency: Annotated[int, typer.Option(help="Conversations at once.", min=1)] = 20,
     context: Annotated[int, typer.Option(help="Tokens in each.", min=1)] = 4096,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="f16, bf16, f32, fp8, int8 (q8_0), q4_0, ...")] = None,
-    device: Annotated[str, typer.Option(help="As held on cpu, cpu-exact, cuda, mlx; any: as stored.")] = "any",
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="f16, bf16, f32, int8, fp8, q8_0, q4_0, ...")] = None,
+    device: Annotated[
+        str, typer.Option(help="As held on cpu, cpu-exact, cuda, mlx, mlx-linux; any: as stored.")
+    ] = "any",
     chip: Annotated[str | None, typer.Option(help="Speed on this one: m4-max, rtx-4090, h100, ...")] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step, for the buffers.", min=1)] = 2048,
     weights: Annotated[str | None, typer.Option(help="Size of the weights: 5GB. Default: the model's.")] = None,

@@ -1,36 +1,96 @@
-"""How Bireme's own backends hold a model: which encoding the weights take, and the K and V."""
+"""How Bireme's own backends hold a model: which encoding each tensor takes, the K and V, and a step's work memory."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from .shape import ModelShape, Weights
+from ..core.config import EngineConfig
+from ..core.memory import buffer_bytes
+from ..models.ggml_types import DENSE
+from .shape import ModelShape, Part, sum_weights
 
-#: Device: (bytes a parameter, None: as stored in the file; type of K and V).
-FORMS: dict[str, tuple[float | None, str]] = {
-    "any": (None, "f16"),
-    "mlx": (None, "f16"),
-    "cuda": (None, "bf16"),
-    "cpu": (None, "f32"),
-    "cpu-exact": (4.0, "f32"),
+#: Bits a weight that differ from the file's own, scales included. A test compares each with what the backend makes.
+_CPU = {
+    **{"Q8_0": 8.5, "IQ4_NL": 8.5, "IQ4_XS": 9, "MXFP4": 9, "F8_E4M3": 9, "Q6_K": 8},
+    **{"Q5_K": 7, "Q4_K": 6, "Q3_K": 5, "Q2_K": 6},
+    **dict.fromkeys(DENSE, 9.0),
+}
+_CUDA = {"Q3_K": 3.5625, "Q4_K": 4.625, "Q5_K": 5.625, "IQ4_XS": 4.3125}
+_MLX = {"Q4_0": 5, "Q4_1": 5, "Q4_K": 5, "Q5_0": 6, "Q5_1": 6, "Q5_K": 6, "Q8_0": 9, "F8_E4M3": 9}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a device keeps. Where nothing is said, the file's bytes."""
+
+    kv: str = "f16"  # type of K and V
+    dense: float | None = None  # bytes of a value of dense tensors, quantised ones among ``all_dense``
+    all_dense: bool = False
+    bits: Mapping[str, float] | None = None  # of a weight, by the type in the file
+
+
+FORMS: dict[str, Form] = {
+    "any": Form(),
+    "mlx": Form(dense=2, bits=_MLX),
+    "mlx-linux": Form("f32", dense=4, all_dense=True),
+    "cuda": Form("bf16", dense=2, bits=_CUDA),
+    "cpu": Form("f32", bits=_CPU),
+    "cpu-exact": Form("f32", dense=4, all_dense=True),
 }
 
 
 def held_on(model: ModelShape, device: str) -> ModelShape:
     """``model`` with its weights as ``device`` keeps them in memory."""
-    size = FORMS[device][0]
-    weights = model.weights
-    if size is None or weights.parameters is None:
+    if device == "any" or not model.weights.parts:
         return model
-    factor = weights.parameters * size / weights.total_bytes
-    held = Weights(
-        total_bytes=round(weights.total_bytes * factor),
-        active_bytes=round((weights.active_parameters or weights.parameters) * size),
-        parameters=weights.parameters,
-        active_parameters=weights.active_parameters,
-        expert_bytes=round(weights.expert_bytes * factor),
-        num_experts=weights.num_experts,
-        experts_used=weights.experts_used,
-        source=f"{weights.source}, decoded to {8 * size:g} bits on {device}",
-    )
+    known = model.weights
+    parts = [replace(part, nbytes=round(held_bytes(part, device))) for part in known.parts]
+    held = sum_weights(parts, known.num_experts, known.experts_used, f"{known.source}, as {device} holds them")
     return replace(model, weights=held)
+
+
+def held_bytes(part: Part, device: str) -> float:
+    """Bytes that ``part`` takes on ``device``."""
+    form = FORMS[device]
+    if form.all_dense:
+        return part.elements * (form.dense or 0)
+    if device == "cpu":
+        return _on_cpu(part)
+    if part.kind in DENSE or part.role == "vector":
+        return part.nbytes if form.dense is None else part.elements * form.dense
+    bits = (form.bits or {}).get(part.kind)
+    return part.nbytes if bits is None else part.elements * bits / 8
+
+
+def _on_cpu(part: Part) -> float:
+    """Norms are float32; a table that only rows are read of stays in the mapped file, and so does a dense one beside
+    the head's 8 bits; packed integers keep their codes, with scales for every 32."""
+    if part.role == "vector":
+        return 4.0 * part.elements
+    if part.role == "table":
+        return part.nbytes
+    if part.kind == "beside":
+        return 0.0
+    if part.kind == "codes":
+        return part.elements * (part.bits + (1 if part.half else 2)) / 8
+    bits = _CPU.get(part.kind)
+    packed = part.nbytes if bits is None else part.elements * bits / 8
+    return packed + (part.nbytes if part.role == "tied" and part.kind in DENSE else 0)
+
+
+def work_bytes(model: ModelShape, device: str, engine: EngineConfig) -> int:
+    """The most that a step of ``engine`` holds beside weights and cache, as the device's backend reckons it before it
+    measures; 0 where the layers' shape is not known."""
+    if model.config is None:
+        return 0
+    if device in ("mlx", "mlx-linux"):
+        from ..backends.mlx.work import work_bytes as on_mlx
+
+        return on_mlx(model.config, engine, 2 if device == "mlx" else 4)
+    tokens, rows = engine.max_num_batched_tokens, engine.max_num_seqs
+    if device == "cuda":
+        from ..backends.cuda.memory import SAMPLER_BYTES
+
+        return buffer_bytes(model.config, tokens, rows, 2, 2 + SAMPLER_BYTES)
+    return buffer_bytes(model.config, tokens, rows)

@@ -11,7 +11,7 @@ from ..models.config import MAX_LAYERS, ModelConfig
 from ..models.hf_config import text_part
 from ..models.settings import Settings
 from .architectures import layer_kinds, state_bytes, window
-from .shape import ModelShape, Weights
+from .shape import ModelShape, Part, Weights, sum_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ def shape_from_config(config: Mapping[str, Any], source: str, weights: Weights |
         quantization=_quantization(keys),
         max_position=model.max_position,
         notes=_notes(keys, kinds, state),
+        head_dim=elements if keys.has("kv_lora_rank") else model.head_dim,
     )
 
 
@@ -119,20 +120,16 @@ def _reckoned(keys: Settings, model: ModelConfig, experts: Experts) -> Weights:
     shared = 3 * hidden * experts.shared_width * experts.layers
     routed = 3 * hidden * experts.width * experts.layers * experts.count
     table = model.vocab_size * hidden
-    always = attention * model.num_layers + dense + shared + table  # the head is read for every token
-    total = always + routed + (0 if model.tie_embeddings else table)
-    used = routed * experts.used // experts.count if experts.count else 0
-    size = _bytes_per_parameter(keys)
-    return Weights(
-        total_bytes=round(total * size),
-        active_bytes=round((always + used) * size),
-        parameters=total,
-        active_parameters=always + used,
-        expert_bytes=round(routed * size),
-        num_experts=experts.count,
-        experts_used=experts.used,
-        source=f"reckoned from config.json at {8 * size:g} bits a parameter",
-    )
+    bits = round(8 * _bytes_per_parameter(keys), 3)
+    kind = _kind(keys, bits)
+
+    def part(elements: int, role: str = "matrix", expert: bool = False) -> Part:
+        return Part(kind, elements, round(elements * bits / 8), role, expert, int(bits) if kind == "codes" else 0)
+
+    parts = [part(attention * model.num_layers + dense + shared), part(routed, expert=True)]
+    parts += [part(table, "tied")] if model.tie_embeddings else [part(table), part(table, "table")]
+    source = f"reckoned from config.json at {bits:g} bits a parameter"
+    return sum_weights([one for one in parts if one.elements], experts.count, experts.used, source)
 
 
 def _mla_parameters(keys: Settings, hidden: int, heads: int) -> int:
@@ -156,6 +153,13 @@ def _bytes_per_parameter(keys: Settings) -> float:
         if "fp8" in str(given.get("quant_method")):
             return 1.0
     return 4.0 if "32" in str(keys.get("torch_dtype") or keys.get("dtype") or "") else 2.0
+
+
+def _kind(keys: Settings, bits: float) -> str:
+    given = keys.get("quantization") or keys.get("quantization_config")
+    method = str(given.get("quant_method")) if isinstance(given, Mapping) else ""
+    named = next((kind for word, kind in (("fp8", "F8_E4M3"), ("mxfp4", "MXFP4")) if word in method), None)
+    return named or {16.0: "BF16", 32.0: "F32"}.get(bits, "codes")
 
 
 def _quantization(keys: Settings) -> str:

@@ -12,7 +12,7 @@ from ..models.config import MAX_LAYERS, ModelConfig
 from ..models.gguf import GgufFile, GgufTensor
 from ..models.settings import Settings
 from .architectures import PATTERNS
-from .shape import ModelShape, Weights
+from .shape import ModelShape, Part, Weights, sum_weights
 
 
 def shape_from_gguf(files: Sequence[GgufFile]) -> ModelShape:
@@ -25,14 +25,16 @@ def shape_from_gguf(files: Sequence[GgufFile]) -> ModelShape:
     keys = Settings(metadata.values, metadata.source, metadata.text("general.architecture") + ".")
     tensors = {tensor.name: tensor for file in files for tensor in file.tensors.values()}
     layers = _layers(keys)
+    config = _decoder(keys, tensors, len(layers))
     return ModelShape(
         name=metadata.text("general.name", files[0].path.stem),
         layers=layers,
         weights=_weights(keys, tensors.values(), tied="output.weight" not in tensors),
-        config=_decoder(keys, tensors, len(layers)),
+        config=config,
         quantization=_label(tensors.values()),
         max_position=keys.integer("context_length", 4096),
         notes=_notes(layers),
+        head_dim=layers[0].elements if keys.has("attention.kv_lora_rank") else config.head_dim,
     )
 
 
@@ -116,26 +118,17 @@ def _decoder(keys: Settings, tensors: dict[str, GgufTensor], num_layers: int) ->
 
 def _weights(keys: Settings, tensors: Iterable[GgufTensor], tied: bool) -> Weights:
     count, used = (keys.integer(key, 0, least=0) for key in ("expert_count", "expert_used_count"))
-    items = [("_exps." in t.name, not tied and t.name == "token_embd.weight", prod(t.shape), t.nbytes) for t in tensors]
-    return sum_weights(items, count, used, "the file's table of tensors")
-
-
-def sum_weights(items: Sequence[tuple[bool, bool, int, int]], count: int, used: int, source: str) -> Weights:
-    """Sum tensors up: (is of the routed experts, is looked up by row only, elements, bytes) of each."""
-    total, parameters = sum(item[3] for item in items), sum(item[2] for item in items)
-    looked_up = sum(item[3] for item in items if item[1]), sum(item[2] for item in items if item[1])
-    experts = sum(item[3] for item in items if item[0]), sum(item[2] for item in items if item[0])
-    share = used / count if count and used else 1.0
-    return Weights(
-        total_bytes=total,
-        active_bytes=round(total - looked_up[0] - experts[0] * (1 - share)),
-        parameters=parameters,
-        active_parameters=round(parameters - looked_up[1] - experts[1] * (1 - share)),
-        expert_bytes=experts[0],
-        num_experts=count if experts[0] and used else 0,
-        experts_used=used,
-        source=source,
+    parts = (
+        Part(t.type.name, prod(t.shape), t.nbytes, _role(t.name, len(t.shape), tied), "_exps." in t.name)
+        for t in tensors
     )
+    return sum_weights(parts, count, used, "the file's table of tensors")
+
+
+def _role(name: str, dimensions: int, tied: bool) -> str:
+    if name == "token_embd.weight":
+        return "tied" if tied else "table"
+    return "vector" if dimensions == 1 else "matrix"
 
 
 def _label(tensors: Iterable[GgufTensor]) -> str:

@@ -14,8 +14,8 @@ from ..models.hf_config import text_part
 from ..models.hf_text import read_json
 from ..models.safetensors import SafeTensor, open_safetensors
 from .from_config import shape_from_config
-from .from_gguf import shape_from_gguf, sum_weights
-from .shape import ModelShape, Weights
+from .from_gguf import shape_from_gguf
+from .shape import ModelShape, Part, Weights, sum_weights
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+?(?::[\w.-]+)?")
 _EXPERT = re.compile(r"\.experts\.")
@@ -85,12 +85,23 @@ def _weights(config: dict[str, Any], tensors: dict[str, SafeTensor]) -> Weights:
     count = next((int(inner[name]) for name in names if inner.get(name)), 0)
     used = int(inner.get("num_experts_per_tok") or inner.get("num_experts_per_token") or 0)
     tied = not any(name.endswith("lm_head.weight") for name in tensors)
-    items = []
-    for name, tensor in tensors.items():
-        looked_up = not tied and name.endswith("embed_tokens.weight")
-        elements = _elements(name, tensor, tensors, _packed_bits(inner))
-        items.append((bool(_EXPERT.search(name)), looked_up, elements, tensor.nbytes))
-    return sum_weights(items, count, used, "the safetensors headers")
+    parts = (_part(name, tensor, tensors, tied, _packed_bits(inner)) for name, tensor in tensors.items())
+    return sum_weights(parts, count, used, "the safetensors headers")
+
+
+def _part(name: str, tensor: SafeTensor, tensors: dict[str, SafeTensor], tied: bool, packed_bits: int) -> Part:
+    elements = _elements(name, tensor, tensors, packed_bits)
+    kind, bits, half = tensor.dtype, 0, True
+    if not elements:
+        kind = "beside"
+    elif elements > prod(tensor.shape):
+        kind, bits = "codes", 8 * tensor.nbytes // elements
+        scales = tensors.get(f"{name.rpartition('.')[0]}.scales")
+        half = scales is None or scales.dtype == "F16"
+    role = "vector" if len(tensor.shape) == 1 else "matrix"
+    if "embed_tokens." in name:
+        role = "tied" if tied else "table"
+    return Part(kind, elements, tensor.nbytes, role, bool(_EXPERT.search(name)), bits, half)
 
 
 def _packed_bits(config: dict[str, Any]) -> int:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.memory import KV_ELEMENT_BYTES, kv_bytes, kv_bytes_per_token
+from ..core.memory import kv_bytes, kv_bytes_per_token, kv_element_bytes
 from .shape import ModelShape
 
 #: Bits a weight of usual quantisations, scales included (GGML's formats and mixes, measured on 8B models).
 QUANTS = {"Q8_0": 8.5, "Q6_K": 6.56, "Q5_K_M": 5.7, "Q4_K_M": 4.85, "Q3_K_M": 3.9}
+#: Of most models; where a model's own is not known.
+USUAL_HEAD_DIM = 128
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 CONCURRENCIES = (1, 2, 4, 8, 16, 20, 32, 64)
 
@@ -40,7 +42,7 @@ class Plan:
 
     @property
     def element_bytes(self) -> float:
-        return KV_ELEMENT_BYTES[self.kv_cache_dtype]
+        return self._element(self.kv_cache_dtype)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -67,8 +69,11 @@ class Plan:
             return None
         return max(0, self.memory_bytes - self.weight_bytes - self.buffer_bytes)
 
+    def _element(self, dtype: str) -> float:
+        return kv_element_bytes(dtype, self.model.head_dim or USUAL_HEAD_DIM)
+
     def kv_of(self, concurrency: int, context: int, dtype: str | None = None) -> int:
-        element = self.element_bytes if dtype is None else KV_ELEMENT_BYTES[dtype]
+        element = self.element_bytes if dtype is None else self._element(dtype)
         return concurrency * kv_bytes(self.model.layers, context, element)
 
     def conversations(self, context: int) -> int | None:
@@ -99,7 +104,7 @@ class Plan:
             text = f"{longest} tokens of context instead of {self.context}"
             found.append(self._lever(text, rest + self.kv_of(self.concurrency, longest)))
         for dtype in ("int8", "q4_0"):
-            if KV_ELEMENT_BYTES[dtype] < self.element_bytes:
+            if self._element(dtype) < self.element_bytes:
                 found.append(
                     self._lever(f"KV cache in {dtype}", rest + self.kv_of(self.concurrency, self.context, dtype))
                 )

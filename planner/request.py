@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..core.memory import KV_ELEMENT_BYTES, LayerCache
+from ..core.config import EngineConfig
+from ..core.memory import KV_TYPES, SCALED_KV, LayerCache
 from ..server.sizes import parse_size
-from .devices import FORMS, held_on
+from .devices import FORMS, held_on, work_bytes
 from .plan import Plan
 from .shape import ModelShape, Weights
 
@@ -41,7 +42,7 @@ def typed_shape(
         LayerCache(2 * kv_heads * head_dim, None if global_every and (i + 1) % global_every == 0 else window)
         for i in range(layers)
     )
-    return ModelShape(f"{layers} layers, {kv_heads} KV heads of {head_dim}", kept, Weights(0, 0))
+    return ModelShape(f"{layers} layers, {kv_heads} KV heads of {head_dim}", kept, Weights(0, 0), head_dim=head_dim)
 
 
 def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
@@ -52,9 +53,9 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
     """
     if asked.device not in FORMS:
         raise ValueError(f"device is {asked.device!r}; it must be one of {', '.join(FORMS)}")
-    dtype = asked.kv_cache_dtype or FORMS[asked.device][1]
-    if dtype not in KV_ELEMENT_BYTES:
-        raise ValueError(f"kv-cache-dtype is {dtype!r}; it must be one of {', '.join(KV_ELEMENT_BYTES)}")
+    dtype = asked.kv_cache_dtype or FORMS[asked.device].kv
+    if dtype not in KV_TYPES:
+        raise ValueError(f"kv-cache-dtype is {dtype!r}; it must be one of {', '.join(KV_TYPES)}")
     if shape.max_position is not None and asked.context > shape.max_position:
         raise ValueError(f"context is {asked.context} tokens; the model was made for {shape.max_position} at most")
     model = held_on(shape, asked.device)
@@ -64,7 +65,13 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
         known = replace(model.weights, expert_bytes=round(model.weights.expert_bytes * scale), source="typed in")
         active = round(model.weights.active_bytes * scale) if model.weights.active_bytes else size
         model = replace(model, weights=replace(known, total_bytes=size, active_bytes=active))
-    buffers = model.buffers(asked.max_num_batched_tokens, asked.concurrency)
+    engine = EngineConfig(
+        max_num_seqs=asked.concurrency,
+        max_num_batched_tokens=max(asked.max_num_batched_tokens, asked.concurrency),
+        max_model_len=asked.context,
+        kv_cache_dtype=dtype if dtype in SCALED_KV else "auto",
+    )
+    buffers = work_bytes(model, asked.device, engine)
     return Plan(
         model=model,
         concurrency=asked.concurrency,

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 
 from ...core.config import EngineConfig
-from ...core.memory import MemoryPlan, buffer_bytes, kv_bytes_per_token, kv_element_bytes, plan_memory
-from ...models.config import ModelConfig
+from ...core.memory import MemoryPlan, kv_bytes_per_token, kv_element_bytes, plan_memory
 from ...models.weight import Checkpoint
 from ..host_memory import free_bytes, kv_allowance
 from .kv import KV_CACHE_DTYPES
 from .library import mx, on_metal
-from .ops import QUEUED_ELEMENTS
-from .step import GROUP_ELEMENTS, LEAST_TILE, TILE
 from .weights import MlxLoader
+from .work import longest_context, work_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -24,35 +22,6 @@ LINUX_POOL = 1 << 30
 #: What is reserved for a step, as a multiple of what the largest took when it was measured: how far MLX runs ahead of
 #: the device, and so how much it holds, differs a little from one run of a step to the next.
 MEASURED_MARGIN = 1.25
-#: Bytes per row and token of the vocabulary that the sampler keeps once a sequence with penalties has come.
-COUNTS = 5
-
-
-def longest_context(config: ModelConfig, engine: EngineConfig) -> int:
-    """Tokens that a sequence can have."""
-    return min(engine.max_model_len or config.max_position, config.max_position)
-
-
-def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
-    """The most that a step holds beside weights and pool: activations, logits, the sampler's counts, and what the
-    attention gathers."""
-    element: float = itemsize
-    if engine.kv_cache_dtype != "auto":  # gathered codes and scales are there while they are made values
-        element += kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
-    buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs)
-    counts = COUNTS * engine.max_num_seqs * config.vocab_size
-    return buffers + counts + round(_attention_elements(config, engine) * element)
-
-
-def _attention_elements(config: ModelConfig, engine: EngineConfig) -> int:
-    """Keys, values and scores of one group with those queued before it; a group is GROUP_ELEMENTS, or more where the
-    context alone is."""
-    context, per_key = longest_context(config, engine), 2 * config.num_kv_heads * config.head_dim
-    windows = (config.window(layer) for layer in range(config.num_layers))
-    keys = max(min(context, window + TILE if window else context) for window in windows)
-    group = max(GROUP_ELEMENTS, keys * (per_key + LEAST_TILE * config.num_heads))
-    every_token_its_own = engine.max_num_batched_tokens * context * (per_key + config.num_heads)
-    return min(group + QUEUED_ELEMENTS, every_token_its_own)
 
 
 class Planner:

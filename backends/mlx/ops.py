@@ -17,9 +17,7 @@ from .metal.kernel import available
 from .metal.norm_rope import norm_rope
 from .rope import turn
 from .step import Group, MlxStep, PagedGroup
-
-#: Elements that tiles of a prompt's attention may have queued before the device catches up.
-QUEUED_ELEMENTS = 1 << 26
+from .work import QUEUED_ELEMENTS
 
 
 class MlxOps:

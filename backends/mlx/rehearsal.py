@@ -18,10 +18,10 @@ from ...core.step import PLACEHOLDER, RowInit, StepBatch
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from .library import mx, on_metal
-from .memory import longest_context
 from .metal.attention import LEAST_SPAN
 from .metal.kernel import available
 from .metal.matmul import MOST_AFFINE, MOST_BLOCK, TOKEN_TILES
+from .work import longest_context
 
 #: Layers that the largest step runs through: a layer's memory is free again when the next but one begins, and what MLX
 #: queues ahead of the device is less than this many layers of such a step.

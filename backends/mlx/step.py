@@ -14,17 +14,12 @@ from .kv import Keys, KVPool
 from .library import Array, mx
 from .metal.attention import MOST_QUERIES, PagedStep, make_spans
 from .rope import RotaryTable, Rotation
+from .work import GROUP_ELEMENTS, LEAST_TILE, TILE
 
-#: Elements of gathered keys, values and scores that one group of the attention may hold at a time.
-GROUP_ELEMENTS = 1 << 24
 #: Contexts are padded to a multiple of so many keys, so that freed buffers fit again step after step.
 PAD = 64
 #: Decodes over no more keys than this share a group, however their lengths differ.
 SHORT = 256
-#: Queries of a chunk that attend at once: a later tile alone reads the keys that only its queries see.
-TILE = 256
-#: The fewest queries in a tile, however long the context: with fewer, gathering its keys costs more than attending.
-LEAST_TILE = 16
 
 
 @dataclass(frozen=True, slots=True)

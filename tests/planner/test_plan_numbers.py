@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from gguf import GGUFWriter
 from typer.testing import CliRunner
 
 from bireme.core.config import EngineConfig
-from bireme.core.memory import KV_ELEMENT_BYTES, kv_bytes, kv_bytes_per_token, plan_memory
+from bireme.core.memory import kv_bytes, kv_bytes_per_token, plan_memory
 from bireme.planner.architectures import layer_kinds
 from bireme.planner.chips import CHIPS, find_chip
 from bireme.planner.from_config import shape_from_config
@@ -267,4 +266,3 @@ def test_batches_touch_more_experts() -> None:
     assert sizes == sorted(sizes)
     share = 1 - (1 - 8 / 256) ** 64
     assert sizes[2] == pytest.approx(sizes[0] + weights.expert_bytes * (share - 8 / 256))
-    assert math.isclose(KV_ELEMENT_BYTES["int8"], 34 / 32)

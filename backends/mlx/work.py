@@ -1,0 +1,45 @@
+"""The memory that a step works in, by arithmetic. Needs no MLX, so that a plan for a Mac can be made anywhere."""
+
+from __future__ import annotations
+
+from ...core.config import EngineConfig
+from ...core.memory import buffer_bytes, kv_element_bytes
+from ...models.config import ModelConfig
+
+#: Elements of gathered keys, values and scores that one group of the attention may hold at a time.
+GROUP_ELEMENTS = 1 << 24
+#: Queries of a chunk that attend at once: a later tile alone reads the keys that only its queries see.
+TILE = 256
+#: The fewest queries in a tile, however long the context: with fewer, gathering its keys costs more than attending.
+LEAST_TILE = 16
+#: Elements that tiles of a prompt's attention may have queued before the device catches up.
+QUEUED_ELEMENTS = 1 << 26
+#: Bytes per row and token of the vocabulary that the sampler keeps once a sequence with penalties has come.
+COUNTS = 5
+
+
+def longest_context(config: ModelConfig, engine: EngineConfig) -> int:
+    """Tokens that a sequence can have."""
+    return min(engine.max_model_len or config.max_position, config.max_position)
+
+
+def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
+    """The most that a step holds beside weights and pool: activations, logits, the sampler's counts, and what the
+    attention gathers."""
+    element: float = itemsize
+    if engine.kv_cache_dtype != "auto":  # gathered codes and scales are there while they are made values
+        element += kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
+    buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs)
+    counts = COUNTS * engine.max_num_seqs * config.vocab_size
+    return buffers + counts + round(_attention_elements(config, engine) * element)
+
+
+def _attention_elements(config: ModelConfig, engine: EngineConfig) -> int:
+    """Keys, values and scores of one group with those queued before it; a group is GROUP_ELEMENTS, or more where the
+    context alone is."""
+    context, per_key = longest_context(config, engine), 2 * config.num_kv_heads * config.head_dim
+    windows = (config.window(layer) for layer in range(config.num_layers))
+    keys = max(min(context, window + TILE if window else context) for window in windows)
+    group = max(GROUP_ELEMENTS, keys * (per_key + LEAST_TILE * config.num_heads))
+    every_token_its_own = engine.max_num_batched_tokens * context * (per_key + config.num_heads)
+    return min(group + QUEUED_ELEMENTS, every_token_its_own)

@@ -1,0 +1,173 @@
+"""What a device makes of each type of tensor: the plan's bytes beside those that the backend itself takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bireme.core.config import EngineConfig
+from bireme.core.memory import kv_bytes_per_token, kv_element_bytes
+from bireme.models.checkpoint import open_checkpoint
+from bireme.models.ggml_types import BY_NAME
+from bireme.models.weight import Weight
+from bireme.planner.devices import FORMS, held_bytes, held_on, work_bytes
+from bireme.planner.from_config import shape_from_config
+from bireme.planner.open import open_shape
+from bireme.planner.request import PlanRequest, make_plan
+from bireme.planner.shape import Part, sum_weights
+
+ROWS, COLUMNS = 64, 512
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+
+
+def stored(kind: str) -> tuple[Weight, Part]:
+    """A matrix of zeros in ``kind``, and what a plan knows of it."""
+    form = BY_NAME[kind]
+    data = np.zeros((ROWS, COLUMNS // form.block * form.size), np.uint8)
+    return Weight("w", (ROWS, COLUMNS), kind, data), Part(kind, ROWS * COLUMNS, data.nbytes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_matrix_takes_on_the_cpu_what_the_plan_says(kind: str) -> None:
+    pytest.importorskip("torch", reason="the CPU backend needs torch")
+    from bireme.backends.cpu.qpack import pack
+
+    weight, part = stored(kind)
+    assert pack(weight).tiles.nbytes == held_bytes(part, "cpu")
+
+
+def test_a_dense_matrix_takes_nine_bits_on_the_cpu() -> None:
+    pytest.importorskip("torch", reason="the CPU backend needs torch")
+    from bireme.backends.cpu.qpack import pack
+
+    values = np.ones((ROWS, COLUMNS), np.float16)
+    part = Part("F16", values.size, values.nbytes)
+    assert pack(Weight("w", values.shape, "F16", values)).tiles.nbytes == held_bytes(part, "cpu")
+    assert held_bytes(replace(part, role="tied"), "cpu") == held_bytes(part, "cpu") + values.nbytes
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "MXFP4"])
+def test_planes_take_what_the_plan_says(kind: str) -> None:
+    torch = pytest.importorskip("torch", reason="planes are torch tensors")
+    from bireme.backends.cuda.planes import planes
+
+    weight, part = stored(kind)
+    assert planes(weight, torch.device("cpu")).nbytes == pytest.approx(held_bytes(part, "cuda"), rel=0.001)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "MXFP4"])
+def test_mlx_takes_what_the_plan_says(kind: str) -> None:
+    mx = pytest.importorskip("mlx.core", reason="needs mlx")
+    from bireme.backends.mlx.repack import REPACKED
+
+    _, part = stored(kind)
+    packing = REPACKED[kind] if kind != "MXFP4" else None
+    bits = 4.25 if packing is None else packing.bits + 2 * 8 * mx.float16.size / packing.group_size
+    assert held_bytes(part, "mlx") == part.elements * bits / 8
+
+
+HELD = [
+    ("cpu", "cpu", "int8", {}),
+    ("mlx-linux", "mlx", "int8", {"mlx_weights": "dense", "mlx_dtype": "float32"}),
+]
+
+
+@pytest.mark.parametrize(("planned", "device", "kv", "options"), HELD, ids=[row[0] for row in HELD])
+def test_the_plan_is_what_each_backend_allocates(
+    planned: str, device: str, kv: str, options: dict[str, Any], demo_model: Path
+) -> None:
+    """E12: weights and a token's K and V of the demo model, each within 5 percent of what the backend says it holds."""
+    pytest.importorskip("mlx.core" if device == "mlx" else "torch", reason=f"needs {device}'s library")
+    from bireme.backends.options import BackendOptions
+    from bireme.backends.select import load_backend
+
+    asked = PlanRequest(concurrency=2, context=512, device=planned, kv_cache_dtype=None if kv == "auto" else kv)
+    plan = make_plan(open_shape(str(demo_model)), asked)
+    engine = EngineConfig(max_num_seqs=2, max_model_len=512, kv_cache_memory=plan.kv_bytes, kv_cache_dtype=kv)
+    checkpoint = open_checkpoint(demo_model)
+    backend = load_backend(device, checkpoint, engine, BackendOptions(threads=1, **options))
+    try:
+        info = backend.info
+        assert plan.weight_bytes == pytest.approx(info.weight_bytes, rel=0.05)
+        assert plan.kv_bytes_per_token == info.kv_bytes_per_token
+        assert info.num_blocks * info.block_size == 2 * 512
+    finally:
+        backend.close()
+        checkpoint.close()
+
+
+def test_the_plan_is_what_the_cuda_loader_holds(demo_model: Path) -> None:
+    """E12, by the loader that a GPU's weights go through, its tensors kept in main memory."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from bireme.backends.cuda.memory import expected_use
+    from bireme.backends.cuda.quantized import PlanarLoader
+    from bireme.models.decoder import Decoder
+
+    shape, checkpoint = open_shape(str(demo_model)), open_checkpoint(demo_model)
+    loader = PlanarLoader(checkpoint, torch.bfloat16, torch.device("cpu"))
+    Decoder(checkpoint.config, loader)
+    plan = make_plan(shape, PlanRequest(concurrency=64, context=4096, device="cuda"))
+    assert plan.weight_bytes == pytest.approx(loader.nbytes, rel=0.05)
+    use = expected_use(checkpoint, EngineConfig(max_num_seqs=64, max_num_batched_tokens=2048), 2, quantized=True)
+    assert plan.buffer_bytes == use.work
+    checkpoint.close()
+
+
+def test_the_plan_is_what_the_mlx_loader_holds(demo_model: Path) -> None:
+    """E12, as on a Mac: weights that stay quantised, half precision beside them."""
+    mx = pytest.importorskip("mlx.core", reason="needs mlx")
+    from bireme.backends.mlx.weights import MlxLoader
+    from bireme.models.decoder import Decoder
+
+    checkpoint = open_checkpoint(demo_model)
+    loader = MlxLoader(checkpoint, mx.float16, quantized=True)
+    Decoder(checkpoint.config, loader)
+    plan = make_plan(open_shape(str(demo_model)), PlanRequest(device="mlx"))
+    assert plan.weight_bytes == pytest.approx(loader.nbytes, rel=0.05)
+    checkpoint.close()
+
+
+def test_work_memory_is_that_of_the_backend(demo_model: Path) -> None:
+    """E12: a step's work memory, as each backend reckons it before it measures."""
+    pytest.importorskip("mlx.core", reason="needs mlx")
+    pytest.importorskip("torch", reason="needs torch")
+    from bireme.backends.cuda.memory import plan_host
+    from bireme.backends.mlx import memory
+
+    shape, checkpoint = open_shape(str(demo_model)), open_checkpoint(demo_model)
+    engine = EngineConfig(max_num_seqs=20, max_model_len=4096, kv_cache_memory=1 << 30)
+    assert work_bytes(shape, "cpu", engine) == plan_host(checkpoint, engine, 4096, 4, 0).buffer_bytes
+    assert work_bytes(shape, "mlx", engine) == memory.work_bytes(checkpoint.config, engine, 2)
+    checkpoint.close()
+
+
+def test_int8_is_counted_as_the_engine_does() -> None:
+    """A scale of four bytes for each head: 1 + 4 / head_dim bytes an element, and 34 / 32 in llama.cpp's q8_0."""
+    for head_dim in (64, 128):
+        config = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4}
+        shape = shape_from_config(config | {"num_key_value_heads": 2, "head_dim": head_dim}, "config.json")
+        found = {
+            name: make_plan(shape, PlanRequest(kv_cache_dtype=name)).kv_bytes_per_token
+            for name in ("int8", "fp8", "q8_0")
+        }
+        elements = 2 * 2 * 2 * head_dim
+        assert found == {"int8": elements + 32, "fp8": elements + 32, "q8_0": elements * 34 // 32}
+        assert found["int8"] == kv_bytes_per_token(shape.layers, kv_element_bytes("int8", head_dim))
+
+
+def test_experts_and_tables_keep_their_place_on_a_device() -> None:
+    parts = [Part("BF16", 100, 200), Part("BF16", 50, 100, "table"), Part("BF16", 800, 1600, expert=True)]
+    shape = replace(
+        shape_from_config({"model_type": "x", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1}, "c"),
+        weights=sum_weights(parts, 8, 2, "s"),
+    )
+    known = shape.weights
+    assert (known.total_bytes, known.active_bytes, known.active_parameters) == (1900, 200 + 400, 100 + 200)
+    exact = held_on(shape, "cpu-exact").weights
+    assert (exact.total_bytes, exact.active_bytes, exact.expert_bytes) == (3800, 1200, 3200)
+    assert held_on(shape, "cpu").weights.total_bytes == round(100 * 9 / 8) + 100 + 900
+    assert set(FORMS) == {"any", "cpu", "cpu-exact", "cuda", "mlx", "mlx-linux"}
