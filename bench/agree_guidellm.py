@@ -67,12 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--guidellm", default="guidellm", help="its command")
     parser.add_argument("--model", default="demo", help="as for `bireme serve`")
-    parser.add_argument("--pace", type=float, nargs=2, default=[20, 0.5], help="ms a step, and ms a token")
+    parser.add_argument("--pace", type=float, nargs=2, default=[5, 0.5], help="ms a step, and ms a token")
     parser.add_argument("--device", help="run the model on this device instead, on all cores but one")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--requests", type=int, default=40, help="a round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--words", type=int, default=100, help="of a prompt")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--requests", type=int, default=64, help="a round")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--words", type=int, default=250, help="of a prompt")
     parser.add_argument("--output-tokens", type=int, default=64, help="at most; at least half as many")
     return parser
 
