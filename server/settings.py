@@ -93,4 +93,4 @@ class ServerSettings:
         """The users' file, there or not; None: there is to be none."""
         if self.users_db == NO_USERS:
             return None
-        return Path(self.users_db) if self.users_db else default_path()
+        return Path(self.users_db).expanduser() if self.users_db else default_path()

@@ -1,7 +1,7 @@
 """OpenTelemetry traces (the extra ``bireme[otel]``): a span per prompt, its queue, prefill and decode inside it.
 
 Names are those of the semantic conventions for generative AI. On where an endpoint is configured by OpenTelemetry's own
-variables; nothing of it is imported otherwise.
+variables; its SDK is not imported otherwise.
 """
 
 from __future__ import annotations

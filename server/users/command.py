@@ -139,7 +139,7 @@ def _store(path: Path | None, *, create: bool = False) -> Iterator[UserStore]:
     import sqlite3
 
     try:
-        store = UserStore(path or default_path(), create=create)
+        store = UserStore(path.expanduser() if path else default_path(), create=create)
         try:
             yield store
         finally:
