@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.pooling import Pooling
 from .config import ModelConfig
 from .ggml_types import DENSE
 from .mlx_float import MODE_OF
@@ -32,6 +33,7 @@ class OpenCheckpoint:
         tokenizer: TokenizerFiles,
         end_ids: frozenset[int],
         generation_defaults: Mapping[str, Any],
+        pooling: Pooling | None = "mean",
     ) -> None:
         self.path = source.path
         self.name = name
@@ -39,6 +41,7 @@ class OpenCheckpoint:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.generation_defaults = generation_defaults
+        self.pooling = pooling
         self._source = source
         self._used = _check_tensors(source, config)
         self.weight_bytes = sum(tensor.nbytes for tensor in self._used.values())

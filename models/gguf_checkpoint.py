@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.pooling import Pooling
 from .checkpoint import OpenCheckpoint
 from .end_ids import gguf_end_ids, token_ids
 from .gguf_config import gguf_architecture, gguf_config
@@ -57,6 +58,7 @@ def _open(source: GgufSource, metadata: Settings) -> OpenCheckpoint:
         tokenizer=_tokenizer(metadata, config.vocab_size),
         end_ids=gguf_end_ids(metadata.values, source.path, config.vocab_size),
         generation_defaults=_generation_defaults(metadata),
+        pooling=_pooling(metadata),
     )
 
 
@@ -93,6 +95,12 @@ def _token_text(metadata: Settings, key: str, tokens: list[Any], vocab_size: int
     for token_id in token_ids(metadata.get(f"tokenizer.ggml.{key}"), key, metadata.source, vocab_size):
         return str(tokens[token_id]) if token_id < len(tokens) else None
     return None
+
+
+def _pooling(metadata: Settings) -> Pooling | None:
+    """The architecture's ``pooling_type``; a model that was not made for embeddings names none, and gets the mean."""
+    kinds: dict[object, Pooling] = {None: "mean", 0: "mean", 1: "mean", 3: "last"}
+    return kinds.get(metadata.get(f"{metadata.text('general.architecture')}.pooling_type"))
 
 
 def _generation_defaults(metadata: Settings) -> dict[str, Any]:

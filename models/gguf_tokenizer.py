@@ -71,7 +71,14 @@ def _byte_level(metadata: Mapping[str, Any]) -> Vocabulary:
     ]
     prefix = _prefix(metadata, special, rule.add_bos)
     return Vocabulary(
-        inner, tokens, control, special.get("bos"), special.get("eos"), prefix, adds_bos_to_chat=bool(prefix)
+        inner,
+        tokens,
+        control,
+        special.get("bos"),
+        special.get("eos"),
+        prefix,
+        _suffix(metadata, special),
+        adds_bos_to_chat=bool(prefix),
     )
 
 
@@ -104,6 +111,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Vocabulary:
         special.get("bos"),
         special.get("eos"),
         prefix,
+        _suffix(metadata, special),
         space_prefix=SpacePrefix.ALWAYS if spaced else SpacePrefix.NONE,
         strips_first_space=spaced,
         adds_bos_to_chat=bool(prefix),
@@ -198,6 +206,10 @@ def _special_ids(
 def _prefix(metadata: Mapping[str, Any], special: Mapping[str, int], default: bool) -> tuple[int, ...]:
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", default))
     return (special["bos"],) if add_bos and "bos" in special else ()
+
+
+def _suffix(metadata: Mapping[str, Any], special: Mapping[str, int]) -> tuple[int, ...]:
+    return (special["eos"],) if metadata.get("tokenizer.ggml.add_eos_token") is True and "eos" in special else ()
 
 
 def _add_tokens(

@@ -9,7 +9,7 @@ from .checkpoint import OpenCheckpoint
 from .hf_config import hf_config, text_part
 from .hf_quantization import quantization_scheme
 from .hf_source import SafetensorsSource
-from .hf_text import hf_end_ids, hf_generation_defaults, hf_tokenizer, read_json
+from .hf_text import hf_end_ids, hf_generation_defaults, hf_pooling, hf_tokenizer, read_json
 from .names import HEAD
 from .settings import Settings
 from .weight import CheckpointError
@@ -32,6 +32,7 @@ def open_folder(folder: Path) -> OpenCheckpoint:
             tokenizer=hf_tokenizer(folder),
             end_ids=hf_end_ids(folder, [whole, inner], config.vocab_size),
             generation_defaults=hf_generation_defaults(folder),
+            pooling=hf_pooling(folder),
         )
     except CheckpointError:
         source.close()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.pooling import Pooling
 from .end_ids import token_ids
 from .weight import CheckpointError, TokenizerFiles
 
@@ -122,3 +123,15 @@ def hf_generation_defaults(folder: Path) -> dict[str, Any]:
         and not isinstance(values[name], bool)
         and math.isfinite(values[name])
     }
+
+
+def hf_pooling(folder: Path) -> Pooling | None:
+    """What sentence-transformers' 1_Pooling/config.json says; a folder without one gets the mean."""
+    values = read_json(folder / "1_Pooling" / "config.json")
+    modes = {name for name, on in values.items() if name.startswith("pooling_mode_") and on is True}
+    known: dict[frozenset[str], Pooling] = {
+        frozenset(): "mean",
+        frozenset({"pooling_mode_mean_tokens"}): "mean",
+        frozenset({"pooling_mode_lasttoken"}): "last",
+    }
+    return known.get(frozenset(modes))

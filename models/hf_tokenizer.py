@@ -27,7 +27,7 @@ def read_tokenizer_json(files: TokenizerFiles) -> Vocabulary:
     inner.no_padding()
     inner.no_truncation()
     bos_id, eos_id = (inner.token_to_id(token) if token else None for token in (files.bos_token, files.eos_token))
-    prefix = _prefix_ids(inner, files.add_bos, bos_id)
+    prefix, suffix = _affixes(inner, files.add_bos, bos_id)
     control = _control_tokens(inner, {bos_id, eos_id})
     inner.encode_special_tokens = True
     space_prefix = _take_over_space_prefix(inner)
@@ -39,6 +39,7 @@ def read_tokenizer_json(files: TokenizerFiles) -> Vocabulary:
         bos_id,
         eos_id,
         prefix,
+        suffix,
         space_prefix=space_prefix,
         space_prefix_always_added=False,
         context_free=kind is not None,
@@ -46,14 +47,14 @@ def read_tokenizer_json(files: TokenizerFiles) -> Vocabulary:
     )
 
 
-def _prefix_ids(inner: Any, add_bos: bool | None, bos_id: int | None) -> tuple[int, ...]:
-    """What the file's post-processor puts before a text; what it would put after (EOS) is left out."""
-    if add_bos is False:
-        return ()
+def _affixes(inner: Any, add_bos: bool | None, bos_id: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the file's post-processor puts before and after a text."""
     plain, whole = inner.encode("a", add_special_tokens=False).ids, inner.encode("a").ids
     start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    prefix = tuple(whole[:start])
-    return (bos_id,) if add_bos and not prefix and bos_id is not None else prefix
+    prefix, suffix = tuple(whole[:start]), tuple(whole[start + len(plain) :])
+    if add_bos is False:
+        return (), suffix
+    return (bos_id,) if add_bos and not prefix and bos_id is not None else prefix, suffix
 
 
 def _control_tokens(inner: Any, ends: set[int | None]) -> dict[str, ControlToken]:

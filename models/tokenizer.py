@@ -48,6 +48,11 @@ class Tokenizer:
         return frozenset(control[literal].id for literal in literals if literal in control)
 
     @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """What the files put after a text: only where it is embedded, for nothing could go on behind it."""
+        return self._vocabulary.suffix_ids
+
+    @property
     def context_free(self) -> bool:
         """Whether a token's bytes are the same whatever stands beside it."""
         return self._vocabulary.context_free

@@ -34,6 +34,7 @@ class Vocabulary:
     bos_id: int | None
     eos_id: int | None
     prefix_ids: tuple[int, ...] = ()  # put before a text that doesn't begin with them: BOS, mostly
+    suffix_ids: tuple[int, ...] = ()  # put after a text that is to be embedded, and after no other: EOS, mostly
     space_prefix: SpacePrefix = SpacePrefix.NONE
     space_prefix_always_added: bool = True  # False: not before a text that begins with a space
     context_free: bool = True  # a token's bytes don't depend on its neighbours

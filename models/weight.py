@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.pooling import Pooling
 from .config import ModelConfig
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Checkpoint(Protocol):
     generation_defaults: Mapping[str, Any]  # temperature, top_p, top_k, ... where the files name them
     weight_bytes: int  # of all tensors used, as stored
     tokenizer: TokenizerFiles
+    pooling: Pooling | None  # how an embedding is made of hidden states; None: in a way that Bireme doesn't know
 
     def names(self) -> Iterator[str]:
         """Canonical names of the tensors present."""

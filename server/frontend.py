@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ..core.pooling import Pooling
 from ..models.text import TextModel
 from ..models.tokenizer import Tokenizer
 
@@ -29,6 +30,7 @@ class Frontend:
     defaults: Mapping[str, Any]  # the checkpoint's generation defaults
     name: str
     quantization: str
+    pooling: Pooling | None = "mean"  # how the model's embeddings are made; None: in no way known here
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="text"))
 
     @property
@@ -57,6 +59,7 @@ def load_frontend(path: str) -> Frontend:
             defaults=dict(checkpoint.generation_defaults),
             name=checkpoint.name,
             quantization=checkpoint.quantization,
+            pooling=checkpoint.pooling,
         )
     finally:
         checkpoint.close()
