@@ -72,6 +72,13 @@ class RowTable:
         )
 
 
+def token_notes(init: RowInit, vocab_size: int) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+    """For penalties: whether each token is in the prompt, and how often it was put out; both [V]."""
+    in_prompt = np.zeros(vocab_size, bool)
+    in_prompt[np.array(init.prompt_ids, np.int64)] = True
+    return in_prompt, np.bincount(np.array(init.output_ids, np.int64), minlength=vocab_size).astype(np.int32)
+
+
 def unpack_masks(bits: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
     """``StepMasks.bits`` [M, W] as bool [M, V]."""
     words = bits.astype("<i4", copy=False).view(np.uint8)

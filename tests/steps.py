@@ -93,6 +93,16 @@ class Driver:
             self.step(work)
         return [track.made for track in tracks]
 
+    def decode(self, tracks: Sequence[Track], steps: int, in_flight: int) -> None:
+        """So many steps of one token each; the oldest is collected where ``in_flight`` are under way."""
+        sent: list[Sent] = []
+        for _ in range(steps):
+            sent.append(self.submit([(track, 1) for track in tracks]))
+            if len(sent) == in_flight:
+                self.collect(sent.pop(0))
+        for one in sent:
+            self.collect(one)
+
     def release(self, track: Track) -> None:
         self.free += track.blocks
 

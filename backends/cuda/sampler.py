@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...core.step import RowInit, StepMasks
 from ..philox import token_words
-from ..rows import FRACTION_BITS, WEIGHT_BITS, RowTable, unpack_masks
+from ..rows import FRACTION_BITS, WEIGHT_BITS, RowTable, token_notes, unpack_masks
 
 #: Most likely tokens looked at first for top-k and top-p on a CPU, where sorting a vocabulary costs milliseconds.
 FIRST_RANKS = 256
@@ -64,10 +64,8 @@ class Sampler:
         if self._in_prompt is None or self._made is None:
             self._in_prompt = torch.zeros((self.table.rows, vocab), dtype=torch.bool, device=self.device)
             self._made = torch.zeros((self.table.rows, vocab), dtype=torch.int32, device=self.device)
-        prompt = np.zeros(vocab, bool)
-        prompt[np.array(init.prompt_ids, np.int64)] = True
-        made = np.bincount(np.array(init.output_ids, np.int64), minlength=vocab).astype(np.int32)
-        self._in_prompt[init.row] = torch.from_numpy(prompt).to(self.device)
+        in_prompt, made = token_notes(init, vocab)
+        self._in_prompt[init.row] = torch.from_numpy(in_prompt).to(self.device)
         self._made[init.row] = torch.from_numpy(made).to(self.device)
 
     def sample(

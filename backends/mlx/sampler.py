@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...core.step import RowInit, StepMasks
 from ..philox import token_words
-from ..rows import FRACTION_BITS, WEIGHT_BITS, RowTable
+from ..rows import FRACTION_BITS, WEIGHT_BITS, RowTable, token_notes
 from .library import Array, mx
 
 
@@ -70,10 +70,8 @@ class Sampler:
         if self._in_prompt is None or self._made is None:
             self._in_prompt = mx.zeros((self.table.rows, vocab), mx.bool_)
             self._made = mx.zeros((self.table.rows, vocab), mx.int32)
-        prompt = np.zeros(vocab, bool)
-        prompt[np.array(init.prompt_ids, np.int64)] = True
-        made = np.bincount(np.array(init.output_ids, np.int64), minlength=vocab).astype(np.int32)
-        self._in_prompt[init.row] = mx.array(prompt)
+        in_prompt, made = token_notes(init, vocab)
+        self._in_prompt[init.row] = mx.array(in_prompt)
         self._made[init.row] = mx.array(made)
 
     def sample(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 import torch
+from mlx_measures import extra_bytes, ids
 from steps import LogitTap
 
 from bireme.backends.cuda import kv as reference
@@ -17,21 +16,6 @@ from bireme.core.memory import kv_bytes_per_token, kv_element_bytes
 from bireme.models.config import ModelConfig
 
 CONFIG = ModelConfig("llama", 10, 8, 8, 2, 6, 3, 24, 64, 1e-5)
-
-
-def ids(count: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(count).integers(0, 320, count)]
-
-
-def extra_bytes(work) -> int:
-    """The most memory held at once during ``work`` beyond what was held before it."""
-    gc.collect()
-    mx.synchronize()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    work()
-    mx.synchronize()
-    return max(0, mx.get_peak_memory() - before)
 
 
 def awkward() -> np.ndarray:
@@ -143,18 +127,11 @@ def test_writing_copies_neither_codes_nor_scales(tiny, on_mlx, in_flight):
     tracks = [driver.add(ids(20 + n), row=n) for n in range(4)]
     driver.step([(track, track.pending) for track in tracks])
 
-    def steps() -> None:
-        sent = []
-        for _ in range(10):
-            sent.append(driver.submit([(track, 1) for track in tracks]))
-            if len(sent) == in_flight:
-                driver.collect(sent.pop(0))
-        for one in sent:
-            driver.collect(one)
-
-    assert extra_bytes(steps) < CODES / 4 / 2, "half of one layer's scales of keys"
+    assert extra_bytes(lambda: driver.decode(tracks, 10, in_flight)) < CODES / 4 / 2, (
+        "half of one layer's scales of keys"
+    )
     copies = [(tracks[0].blocks[0], 900), (901, 902)]
-    assert extra_bytes(lambda: driver.step([(tracks[0], 1)], copies=copies)) < CODES / 4 / 2
+    assert extra_bytes(lambda: driver.step([(tracks[0], 1)], copies=copies)) < half_of_a_layers_scales
 
 
 def test_the_guard_would_see_a_copy_of_scales(tiny, on_mlx):

@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import pytest
+from mlx_measures import extra_bytes, ids
 
 from bireme.backends.mlx import cpu, ops, step
 from bireme.backends.mlx.kv import KVPool
@@ -20,21 +21,6 @@ POOL = 96 << 20  # bytes; far more than a step of a tiny model needs
 ONE_ARRAY = POOL // 6  # three layers, K and V
 
 
-def ids(count: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(count).integers(0, 320, count)]
-
-
-def extra_bytes(work) -> int:
-    """The most memory held at once during ``work`` beyond what was held before it."""
-    gc.collect()
-    mx.synchronize()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    work()
-    mx.synchronize()
-    return max(0, mx.get_peak_memory() - before)
-
-
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_writing_a_few_tokens_copies_no_pool(tiny, on_mlx, in_flight):
     """Also with the next step always built before the last is read."""
@@ -44,16 +30,7 @@ def test_writing_a_few_tokens_copies_no_pool(tiny, on_mlx, in_flight):
     tracks = [driver.add(ids(20 + n), row=n) for n in range(4)]
     driver.step([(track, track.pending) for track in tracks])
 
-    def steps() -> None:
-        sent = []
-        for _ in range(12):
-            sent.append(driver.submit([(track, 1) for track in tracks]))
-            if len(sent) == in_flight:
-                driver.collect(sent.pop(0))
-        for one in sent:
-            driver.collect(one)
-
-    assert extra_bytes(steps) < ONE_ARRAY / 4
+    assert extra_bytes(lambda: driver.decode(tracks, 12, in_flight)) < ONE_ARRAY / 4
     chunk = driver.add(ids(300), row=5)
     assert extra_bytes(lambda: driver.step([(chunk, 300), (tracks[0], 1)])) < ONE_ARRAY
 
