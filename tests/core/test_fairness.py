@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 from simulation import Simulation
 
-from bireme.backends.sim import SimOptions
+from bireme.backends.sim import SimBackend, SimOptions
+from bireme.core.account import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from bireme.core.config import EngineConfig
+from bireme.core.engine import Engine
 from bireme.core.fairness import MAX_IDLE_ACCOUNTS, Fairness
-from bireme.core.request import SamplingParams
+from bireme.core.request import QueueFullError, Request, SamplingParams
 
 ROWS, LONGEST = 4, 64
 
@@ -76,6 +80,73 @@ def test_backlogged_users_are_served_alike_up_to_a_constant(seed: int, weight: f
         worst = max(worst, abs(a.counter - b.counter - start))
     assert worst <= bound
     assert min(a.counter, b.counter) > 2 * bound, "too short a run to show anything"
+    sim.finish()
+
+
+@given(
+    weights=st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([1.0, 2.0, 3.0])),
+    shapes=st.tuples(*[st.tuples(st.integers(1, 30), st.integers(1, 40))] * 2),
+    rows=st.integers(1, 4),
+)
+@settings(max_examples=12, deadline=None)
+def test_backlogged_users_are_served_by_their_weights(
+    weights: tuple[float, float], shapes: tuple[tuple[int, int], tuple[int, int]], rows: int
+) -> None:
+    """Weights that come with the requests: what each was served, divided by the weight, differs by a constant.
+
+    Counted from outside: tokens of prompts read and tokens made, whatever the users' requests look like.
+    """
+    options = SimOptions(num_blocks=60, block_size=8, max_model_len=80, max_in_flight=2)
+    config = EngineConfig(block_size=8, max_num_seqs=rows, max_num_batched_tokens=32, enable_prefix_caching=False)
+    engine = Engine(SimBackend(options), config)
+    users = dict(zip("ab", zip(weights, shapes, strict=True), strict=True))
+    owner: dict[str, str] = {}
+    served = dict.fromkeys(users, 0.0)
+    for _ in range(700):
+        for user, (weight, (prompt, answer)) in users.items():
+            while engine.scheduler.fairness.account(user).waiting < 3:
+                owner[name := f"r{len(owner)}"] = user
+                request = Request(name, (5,) * prompt, params(answer), user, weight=weight)
+                engine.add(request)
+        for output in engine.step():
+            user = owner[output.request_id]
+            weight, (prompt, _) = users[user]
+            first = output.cached_tokens is not None
+            served[user] += (PROMPT_WEIGHT * prompt * first + OUTPUT_WEIGHT * len(output.token_ids)) / weight
+    assert engine.scheduler.fairness.account("a").weight == weights[0]
+    bound = 2 * max(80, 2 * rows * 80) / min(weights)
+    assert abs(served["a"] - served["b"]) <= bound
+    engine.close()
+
+
+def test_a_weight_of_three_gets_three_tokens_for_one() -> None:
+    """The same requests, always waiting: 1 to 3, within a request's length."""
+    sim = one_at_a_time()
+    made = {"one": 0, "three": 0}
+    owner: dict[str, str] = {}
+    for _ in range(4000):
+        for user, weight in (("one", 1.0), ("three", 3.0)):
+            if sim.engine.scheduler.fairness.account(user).waiting < 2:
+                name = f"{user}{len(owner)}"
+                owner[name] = user
+                sim.engine.add(Request(name, (5, 6, 7), params(10), user, weight=weight))
+        for output in sim.engine.step():
+            made[owner[output.request_id]] += len(output.token_ids)
+    assert abs(made["three"] - 3 * made["one"]) <= 4 * 10
+    assert made["one"] > 500
+
+
+def test_one_user_fills_only_their_own_line() -> None:
+    sim = Simulation(SimOptions(num_blocks=64), EngineConfig(max_num_seqs=1, max_queue=6, max_queue_per_user=2))
+    for _ in range(2):
+        sim.add([5, 6], params(3), user="a")
+    with pytest.raises(QueueFullError, match=r"2 requests of this user are waiting, .*max_queue_per_user"):
+        sim.add([5, 6], params(3), user="a")
+    sim.add([5, 6], params(3), user="b")
+    with pytest.raises(QueueFullError):
+        sim.engine.review(Request("x", (5,), params(3), "b"), beside=1, beside_own=1)
+    sim.step()  # one of them runs
+    sim.add([5, 6], params(3), user="a")
     sim.finish()
 
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bireme.core.config import EngineConfig
+from bireme.core.slo import parse_slo
 from bireme.server import run
 from bireme.server.listen import bind
 from bireme.server.settings import EngineSpec, ServerSettings
@@ -39,6 +40,7 @@ def main() -> None:
     os.environ["BIREME_TEST_LOAD_S"] = str(options.pop("load_s", 0))
     os.environ["BIREME_TEST_STEP_S"] = str(options.pop("step_s", 0.005))
     engine = {one.name: options.pop(one.name) for one in fields(EngineConfig) if one.name in options}
+    engine["slo"] = parse_slo(engine["slo"]) if "slo" in engine else None
     config = EngineConfig(**{"kv_cache_memory": 32 * 2**20, **engine})
     spec = EngineSpec(model, "sim", config, loader="hooked_engine:load_hooked")
     sys.exit(run.serve(ServerSettings(spec, **options), bind("127.0.0.1", 0)))
