@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import servers
@@ -17,7 +16,35 @@ from servers import Server
 
 #: Where ``make test-clients`` has put the npm packages.
 NODE_FOLDER = "BIREME_TEST_NODE"
-_INSTALL = "'make test-clients' installs and runs it"
+_INSTALL = "is not installed; 'make test-clients' installs and runs it"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "python_package(name): a client from PyPI; skipped without it")
+    config.addinivalue_line("markers", "npm_package(name): a client from npm; skipped without it")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any server is started."""
+    for mark in item.iter_markers("python_package"):
+        if not _is_installed(mark.args[0]):
+            pytest.skip(f"the Python package {mark.args[0]} {_INSTALL}")
+    for mark in item.iter_markers("npm_package"):
+        if not (_node_folder() / "node_modules" / mark.args[0]).is_dir():
+            pytest.skip(f"the npm package {mark.args[0]} {_INSTALL}")
+
+
+def _is_installed(distribution: str) -> bool:
+    """By name on PyPI: the module ``llm`` would be found in the repository's root too."""
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _node_folder() -> Path:
+    return Path(os.environ.get(NODE_FOLDER, "."))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,19 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.filterwarnings("default"))
-
-
-@pytest.fixture(scope="session")
-def package() -> Callable[[str], Any]:
-    """``package(name)``: the imported module, or a skip that says how to get it."""
-
-    def find(name: str) -> Any:
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            pytest.skip(f"the Python package {name} is not installed; {_INSTALL}")
-
-    return find
 
 
 @pytest.fixture(scope="session")
@@ -92,21 +106,13 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Callable[[str], Node]:
-    """``node(package)``: a Node with that package, or a skip that says how to get it."""
-
-    def find(name: str) -> Node:
-        folder = Path(os.environ.get(NODE_FOLDER, "."))
-        if not (folder / "node_modules" / name).is_dir():
-            pytest.skip(f"the npm package {name} is not installed; {_INSTALL}")
-        home = tmp_path / "home"
-        home.mkdir()
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "NODE_PATH": str(folder / "node_modules"),
-            **{f"XDG_{name}_HOME": str(home / name.lower()) for name in ("DATA", "CONFIG", "STATE", "CACHE")},
-        }
-        return Node(folder, home, environment)
-
-    return find
+def node(tmp_path: Path) -> Node:
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "NODE_PATH": str(_node_folder() / "node_modules"),
+        **{f"XDG_{name}_HOME": str(home / name.lower()) for name in ("DATA", "CONFIG", "STATE", "CACHE")},
+    }
+    return Node(_node_folder(), home, environment)

@@ -4,7 +4,6 @@ stands in the file dictates the answer to that. So an answer shows a whole turn:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,19 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_codex(node: Callable[[str], Any], spoken_server: Server, project: Path) -> None:
+@pytest.mark.npm_package("@openai/codex")
+def test_codex(node: Any, spoken_server: Server, project: Path) -> None:
     """Over the Responses API."""
-    npm = node("@openai/codex")
-    (npm.home / "config.toml").write_text(CODEX.format(url=spoken_server.url))
+    (node.home / "config.toml").write_text(CODEX.format(url=spoken_server.url))
     prompt = say_call("exec_command", cmd=f"cat {NOTE}")
     options = ["--skip-git-repo-check", "--sandbox", "danger-full-access"]
-    printed = npm.run("codex", "exec", *options, prompt, cwd=project, CODEX_HOME=str(npm.home), BIREME_KEY="none")
+    printed = node.run("codex", "exec", *options, prompt, cwd=project, CODEX_HOME=str(node.home), BIREME_KEY="none")
     assert printed.strip() == ANSWER
 
 
-def test_opencode(node: Callable[[str], Any], spoken_server: Server, project: Path) -> None:
+@pytest.mark.npm_package("opencode-ai")
+def test_opencode(node: Any, spoken_server: Server, project: Path) -> None:
     """Over chat completions, through Vercel's provider for servers like OpenAI's."""
-    npm = node("opencode-ai")
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Bireme",
@@ -56,26 +55,26 @@ def test_opencode(node: Callable[[str], Any], spoken_server: Server, project: Pa
     settings = {"provider": {"bireme": provider}, "model": "bireme/spoken", "autoupdate": False}
     (project / "opencode.json").write_text(json.dumps(settings))
     prompt = say_call("read", filePath=str(project / NOTE))
-    assert ANSWER in npm.run("opencode", "run", prompt, cwd=project)
+    assert ANSWER in node.run("opencode", "run", prompt, cwd=project)
 
 
-def test_qwen_code(node: Callable[[str], Any], spoken_server: Server, project: Path) -> None:
+@pytest.mark.npm_package("@qwen-code/qwen-code")
+def test_qwen_code(node: Any, spoken_server: Server, project: Path) -> None:
     """Over chat completions."""
-    npm = node("@qwen-code/qwen-code")
     prompt = say_call("read_file", file_path=str(project / NOTE))
     where = {"OPENAI_BASE_URL": spoken_server.url + "/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "spoken"}
-    printed = npm.run("qwen", "--auth-type", "openai", "--prompt", prompt, cwd=project, **where)
+    printed = node.run("qwen", "--auth-type", "openai", "--prompt", prompt, cwd=project, **where)
     assert printed.strip() == ANSWER
 
 
-def test_claude_code(node: Callable[[str], Any], spoken_server: Server, project: Path) -> None:
+@pytest.mark.npm_package("@anthropic-ai/claude-code")
+def test_claude_code(node: Any, spoken_server: Server, project: Path) -> None:
     """Over /v1/messages."""
-    npm = node("@anthropic-ai/claude-code")
     prompt = say_call("Read", file_path=str(project / NOTE))
     where = {
         "ANTHROPIC_BASE_URL": spoken_server.url,
         "ANTHROPIC_API_KEY": "none",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    printed = npm.run("claude", "--print", "--model", "spoken", prompt, cwd=project, **where)
+    printed = node.run("claude", "--print", "--model", "spoken", prompt, cwd=project, **where)
     assert printed.strip() == ANSWER

@@ -10,6 +10,8 @@ import pytest
 from servers import Server
 from spoken import say, say_call
 
+pytestmark = pytest.mark.python_package("langchain-openai")
+
 
 class Person(pydantic.BaseModel):
     """A person."""
@@ -24,11 +26,11 @@ def get_weather(city: str) -> str:
 
 
 @pytest.fixture
-def chat(package: Callable[[str], Any], spoken_server: Server) -> Callable[..., Any]:
-    kind = package("langchain_openai").ChatOpenAI
+def chat(spoken_server: Server) -> Callable[..., Any]:
+    from langchain_openai import ChatOpenAI
 
     def make(server: Server = spoken_server, model: str = "spoken", **options: Any) -> Any:
-        return kind(base_url=server.url + "/v1", api_key="none", model=model, max_retries=0, **options)
+        return ChatOpenAI(base_url=server.url + "/v1", api_key="none", model=model, max_retries=0, **options)
 
     return make
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from typing import Any
 
 import pytest
 from servers import Server
 from spoken import say, say_call
+
+pytestmark = pytest.mark.python_package("litellm")
 
 TOOL = {
     "type": "function",
@@ -20,9 +22,9 @@ TOOL = {
 
 
 @pytest.fixture
-def litellm(package: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # asks no other host for prices
-    return package("litellm")
+    return importlib.import_module("litellm")
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "lm_studio", "llamafile"])

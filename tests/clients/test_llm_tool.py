@@ -26,13 +26,13 @@ def weather(city: str) -> str:
     return {result!r}
 """
 
+pytestmark = pytest.mark.python_package("llm")
+
 
 @pytest.fixture
 def llm(tmp_path: Path, spoken_server: Server) -> Callable[..., str]:
     """Runs the command in a folder of its own; answers what it prints."""
     program = Path(sys.executable).with_name("llm")
-    if not program.exists():
-        pytest.skip("the Python package llm is not installed; 'make test-clients' installs and runs it")
 
     def run(*arguments: str, url: str = spoken_server.url, name: str = "spoken") -> str:
         (tmp_path / "extra-openai-models.yaml").write_text(MODELS.format(id="bireme", name=name, url=url))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from servers import Server
 from spoken import say, say_call
 
 
-def test_what_an_application_does(node: Callable[[str], Any], spoken_server: Server, tmp_path: Path) -> None:
+@pytest.mark.npm_package("openai")
+def test_what_an_application_does(node: Any, spoken_server: Server, tmp_path: Path) -> None:
     prompts = {"text": say("Hej, Node."), "call": say_call("get_weather", city="Kyiv"), "result": say("Sun.")}
     script = str(Path(__file__).with_name("openai_node.cjs"))
-    printed = node("openai").run("node", script, spoken_server.url, json.dumps(prompts), cwd=tmp_path)
+    printed = node.run("node", script, spoken_server.url, json.dumps(prompts), cwd=tmp_path)
     found = json.loads(printed)
     assert found["models"] == ["spoken"]
     assert found["whole"]["message"]["content"] == found["streamed"] == found["response"] == "Hej, Node."
