@@ -14,10 +14,23 @@ from starlette.responses import Response
 from .. import __version__
 from .anthropic.errors import AnthropicErrors
 from .anthropic.types import MessagesRequest
-from .endpoints import chat, completions, dashboard, health, messages, metrics, models, page, responses, tokenize
+from .endpoints import (
+    chat,
+    completions,
+    dashboard,
+    embeddings,
+    health,
+    messages,
+    metrics,
+    models,
+    page,
+    rerank,
+    responses,
+    tokenize,
+)
 from .errors import ApiError
 from .middleware import BodyLimitMiddleware, RequestIdMiddleware, UserMiddleware
-from .openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from .responses.store import ResponseStore
 from .responses.types import ResponsesRequest
 from .schema import components
@@ -26,7 +39,20 @@ from .state import ServerState
 from .users.allowance import RATE_LIMIT_HEADERS
 from .watchers import Watchers
 
-ROUTERS = (chat, completions, responses, messages, models, tokenize, health, metrics, dashboard, page)
+ROUTERS = (
+    chat,
+    completions,
+    responses,
+    messages,
+    embeddings,
+    rerank,
+    models,
+    tokenize,
+    health,
+    metrics,
+    dashboard,
+    page,
+)
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -94,7 +120,13 @@ def _describe_bodies(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = original()
         bodies = components(
-            ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, TokenizeRequest, DetokenizeRequest
+            ChatRequest,
+            CompletionRequest,
+            ResponsesRequest,
+            MessagesRequest,
+            EmbeddingRequest,
+            TokenizeRequest,
+            DetokenizeRequest,
         )
         document.setdefault("components", {}).setdefault("schemas", {}).update(bodies)
         return document

@@ -58,6 +58,7 @@ class Generation:
     ) -> None:
         self.request = request
         self.cached_tokens = 0
+        self.embedding: bytes | None = None  # where one was asked for, at the end
         self._client = client
         self._record = record
         self._prompt_field = prompt_field
@@ -131,6 +132,7 @@ class Generation:
 
     def _take(self, output: SequenceOutput) -> Piece | None:
         choice = self._choices[output.index]
+        self.embedding = output.embedding or self.embedding
         if output.cached_tokens is not None:
             self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             self._record.cached(output.cached_tokens)

@@ -14,7 +14,7 @@ class RequestLimits:
 
     max_messages: int = 4096  # of a conversation
     max_tools: int = 512
-    max_prompts: int = 1024  # in one request to /v1/completions
+    max_prompts: int = 2048  # texts in one request to /v1/completions or /v1/embeddings
     max_stop_strings: int = 16
     max_n: int = MAX_N  # choices per prompt, ``best_of`` included
     max_logprobs: int = MAX_LOGPROBS  # alternatives per token
@@ -30,7 +30,7 @@ class RequestLimits:
         for field, what, name in _COUNTED:
             value = getattr(body, field, None)
             if isinstance(value, list | dict) and len(value) > getattr(self, name):
-                if field != "prompt" or not is_ids(value):
+                if field not in ("prompt", "input") or not is_ids(value):
                     return field, self._sentence(f"{field} holds {len(value)} {what}", name)
         for field, name in _NUMBERS:
             value = getattr(body, field, None)
@@ -48,6 +48,7 @@ _COUNTED = (
     ("tools", "tools", "max_tools"),
     ("functions", "functions", "max_tools"),
     ("prompt", "prompts", "max_prompts"),
+    ("input", "texts", "max_prompts"),
     ("stop", "strings", "max_stop_strings"),
     ("logit_bias", "entries", "max_logit_bias"),
 )

@@ -6,7 +6,7 @@ Every field may be null, which means 'not given'; unknown fields are accepted an
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -18,10 +18,23 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
-    """Fields that chat and text completions share."""
+class SharedRequest(msgspec.Struct, kw_only=True):
+    """Fields of everything that the engine works on: which model, and for whom."""
+
+    prompt_field: ClassVar[str] = "prompt"  # where the prompt comes from; errors about it name it
+    operation: ClassVar[str] = "text_completion"  # in traces, as OpenTelemetry's conventions for generative AI name it
 
     model: str | None = None
+    priority: int | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class GenerationRequest(SharedRequest, kw_only=True):
+    """Fields that chat and text completions share."""
+
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -41,11 +54,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
-    user: str | None = None
-    cache_salt: str | None = None
-    prompt_cache_key: str | None = None
-    add_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | bool | None = None
@@ -58,6 +66,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
 class ChatRequest(GenerationRequest, kw_only=True):
     """``POST /v1/chat/completions``."""
+
+    prompt_field: ClassVar[str] = "messages"
+    operation: ClassVar[str] = "chat"
 
     messages: list[dict[str, Any]] | None = None
     max_completion_tokens: int | None = None
@@ -86,6 +97,17 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+
+
+class EmbeddingRequest(SharedRequest, kw_only=True):
+    """``POST /v1/embeddings``."""
+
+    prompt_field: ClassVar[str] = "input"
+    operation: ClassVar[str] = "embeddings"
+
+    input: str | list[Any] | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -15,7 +15,7 @@ from .frontend import Frontend
 from .generation import Generation
 from .metrics import Metrics
 from .names import ServedNames
-from .openai_types import ChatRequest, GenerationRequest
+from .openai_types import SharedRequest
 from .params import TextRules
 from .parsers.choose import ParserChoice, choose
 from .parsers.tools import Tools
@@ -105,7 +105,7 @@ class ServerState:
     def generation(
         self,
         http: HttpRequest,
-        body: GenerationRequest,
+        body: SharedRequest,
         prompt_ids: tuple[int, ...],
         params: SamplingParams,
         rules: TextRules,
@@ -113,7 +113,7 @@ class ServerState:
         """A generation for one prompt, not started yet. Raises ``ApiError`` 400 where the user's context is used up."""
         assert self.frontend is not None
         self._counter += 1
-        prompt_field = "messages" if isinstance(body, ChatRequest) else "prompt"
+        prompt_field = body.prompt_field
         caller = caller_of(http.scope)
         if caller.allowance is not None:
             params = _within(params, caller.allowance.room(len(prompt_ids), prompt_field))
@@ -130,11 +130,10 @@ class ServerState:
             weight=None if caller.user is None else caller.user.weight,
         )
         if self.tracer is not None:
-            operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
-            record.on_end = self.tracer.follow(operation, request, http.headers)
+            record.on_end = self.tracer.follow(body.operation, request, http.headers)
         return Generation(self.client, request, rules, self.frontend.text, record, prompt_field)
 
-    def _salt(self, share: str, body: GenerationRequest) -> str:
+    def _salt(self, share: str, body: SharedRequest) -> str:
         """What keeps cached blocks apart. Each part has its length, so none passes for another."""
         scope, salt = self.settings.prefix_cache_scope, body.cache_salt or ""
         if scope == "shared":

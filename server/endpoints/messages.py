@@ -15,7 +15,7 @@ from ..anthropic.answer import PING, MessageAnswer, MessageNarrator
 from ..anthropic.request import FIELD_NAMES, chat_request
 from ..anthropic.types import MessagesRequest
 from ..conversation import converse, render
-from ..errors import ContextExceededError, bad_request
+from ..errors import ApiError, ContextExceededError, bad_request
 from ..narration import narrate
 from ..openai_types import parse
 from ..renaming import field_names
@@ -76,6 +76,9 @@ def _own_words() -> Iterator[None]:
     with field_names(FIELD_NAMES):
         try:
             yield
-        except ContextExceededError as error:
-            error.message = f"prompt is too long: {error.prompt} tokens > {error.limit} maximum. {error.message}"
+        except ApiError as error:
+            if isinstance(error, ContextExceededError):
+                error.message = f"prompt is too long: {error.prompt} tokens > {error.limit} maximum. {error.message}"
+            elif error.code == "context_length_exceeded":
+                error.message = f"prompt is too long: {error.message}"
             raise
