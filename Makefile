@@ -26,11 +26,12 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt --quiet --quiet
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help serve test lint fmt types bench-peers kl agree clean
+.PHONY: help serve test test-clients lint fmt types bench-peers kl agree clean
 
 help:
 	@echo "make serve [MODEL=path, org/name or org/name:Q4_K_M] [DEVICE=auto|cpu|cuda|mlx] [ARGS='--port 8000 ...']"
 	@echo "make test  [TESTS=tests/core]"
+	@echo "make test-clients [ARGS='-k codex']  run the clients of docs/clients.md, some of a gigabyte of them, against a server"
 	@echo "make lint | fmt | types | bench-peers | kl | agree | clean"
 
 serve: .venv/.serve-$(EXTRA)
@@ -38,6 +39,11 @@ serve: .venv/.serve-$(EXTRA)
 
 test: .venv/.test-$(EXTRA)
 	@$(BIN)/python -m pytest $(TESTS)
+
+# The clients' packages stay away from the server's own: they live in .venv-clients, npm's in its folder node.
+test-clients: .venv/.serve-$(EXTRA) .venv-clients/.python .venv-clients/.node
+	@BIREME_TEST_PYTHON=$(CURDIR)/$(BIN)/python BIREME_TEST_NODE=$(CURDIR)/.venv-clients/node \
+		.venv-clients/bin/pytest -W default --timeout 300 tests/clients tests/fuzz $(ARGS)
 
 lint: .venv/.dev-$(EXTRA)
 	@$(BIN)/ruff check .
@@ -64,7 +70,7 @@ agree: .venv/.bench-$(EXTRA)
 	@$(BIN)/python -m bireme.bench.agree $(ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .venv/.python:
 	@[ -n "$(PYTHON)" ] || { echo "Python 3.11 to 3.13 with venv is needed (on Debian: apt install python3-venv);" \
@@ -93,4 +99,18 @@ clean:
 .venv/.bench-$(EXTRA): .venv/.serve-$(EXTRA)
 	@echo "Installing what the benchmarks need ..."
 	@$(PIP) --editable '.[$(EXTRA),bench]'
+	@touch $@
+
+.venv-clients/.python: .venv/.python pyproject.toml tests/clients/constraints.txt
+	@echo "Installing clients from PyPI ..."
+	@$(BIN)/python -m venv .venv-clients
+	@.venv-clients/bin/python -m pip --disable-pip-version-check install --constraint tests/clients/constraints.txt \
+		--quiet --quiet --editable '.[clients]'
+	@touch $@
+
+.venv-clients/.node: .venv-clients/.python tests/clients/package-lock.json
+	@command -v npm >/dev/null || echo "npm is not installed: the clients from npm are skipped (apt-get install npm)"
+	@mkdir -p .venv-clients/node && cp tests/clients/package.json tests/clients/package-lock.json .venv-clients/node
+	@! command -v npm >/dev/null || { echo "Installing clients from npm ..." && \
+		npm ci --prefix .venv-clients/node --ignore-scripts --no-audit --no-fund --silent; }
 	@touch $@
