@@ -9,7 +9,7 @@ import os
 def complete_model(incomplete: str) -> list[str]:
     """Names that ``incomplete`` may become: models in the caches, ``demo``, GGUF files and folders."""
     names = sorted({"demo", *complete_stored("")})
-    return [*(name for name in names if name.startswith(incomplete)), *_paths(incomplete)]
+    return list(dict.fromkeys([*(name for name in names if name.startswith(incomplete)), *_paths(incomplete)]))
 
 
 def _paths(incomplete: str) -> list[str]:

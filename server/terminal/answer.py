@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +39,12 @@ class Answer:
         return "; ".join(parts)
 
 
-def receive(deltas: Iterator[Delta], display: Display, clock: Callable[[], float] = time.perf_counter) -> Answer:
+def receive(
+    deltas: Generator[Delta, None, None], display: Display, clock: Callable[[], float] = time.perf_counter
+) -> Answer:
     """Show an answer to its end, or until Ctrl-C. Raises ``ServerError``; what came until then stays shown."""
     answer, begun = Answer(), clock()
-    with display, contextlib.closing(deltas):  # type: ignore[type-var]
+    with display, contextlib.closing(deltas):
         try:
             for delta in deltas:
                 if delta.content or delta.reasoning:

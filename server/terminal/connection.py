@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,8 +65,8 @@ class Connection:
             found = {}
         return status, found if isinstance(found, dict) else {}
 
-    def stream(self, body: Mapping[str, Any]) -> Iterator[Delta]:
-        """An answer to a chat, piece by piece. Closing the iterator hangs up, which ends the answer at the server too.
+    def stream(self, body: Mapping[str, Any]) -> Generator[Delta, None, None]:
+        """An answer to a chat, piece by piece. Closing it hangs up, which ends the answer at the server too.
 
         Raises:
             ServerError: refused, or broken off.
@@ -82,7 +82,7 @@ class Connection:
         finally:
             link.close()
 
-    def _deltas(self, link: http.client.HTTPConnection, body: bytes) -> Iterator[Delta]:
+    def _deltas(self, link: http.client.HTTPConnection, body: bytes) -> Generator[Delta, None, None]:
         link.request("POST", f"{self._path}/v1/chat/completions", body, self._headers)
         response = link.getresponse()
         if response.status != 200:
