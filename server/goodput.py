@@ -20,7 +20,8 @@ class Attainment:
 
 class Goodput:
     """Judges each request once, when it is over. A failed one met nothing. One whose client left counts only if its
-    first token was late by then: nobody knows how it would have gone on."""
+    first token was late by then: nobody knows how it would have gone on. One that made no tokens on purpose (an
+    embedding) is held to nothing."""
 
     def __init__(self, slo: Slo | None) -> None:
         self.slo = slo
@@ -34,6 +35,8 @@ class Goodput:
         early = ttft is not None and ttft <= bound
         if reason is FinishReason.ABORT and (early or age <= bound):
             return
+        if ttft is None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            return  # nothing was to be generated
         failed = reason in (FinishReason.ERROR, FinishReason.ABORT)
         first = early and not failed
         rest = not failed and (tpot is None or self.slo.tpot is None or tpot <= self.slo.tpot)

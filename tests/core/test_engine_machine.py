@@ -10,6 +10,7 @@ from simulation import Simulation
 from bireme.backends.sim import SimOptions
 from bireme.core.config import EngineConfig
 from bireme.core.request import FinishReason, QueueFullError, RequestRejectedError, SamplingParams
+from bireme.core.slo import Slo
 
 PROMPTS = st.lists(st.integers(5, 7), min_size=1, max_size=30)
 PARAMS = st.builds(
@@ -32,8 +33,21 @@ class EngineMachine(RuleBasedStateMachine):
         depth=st.sampled_from([1, 2]),
         caching=st.booleans(),
         stall=st.sampled_from([0.5, 20.0, 1e6]),
+        slo=st.sampled_from([None, Slo(ttft=0.03), Slo(ttft=0.2, tpot=0.011), Slo(tpot=0.03)]),
+        policy=st.sampled_from(["queue", "refuse"]),
     )
-    def start(self, blocks: int, size: int, rows: int, extra: int, depth: int, caching: bool, stall: float) -> None:
+    def start(
+        self,
+        blocks: int,
+        size: int,
+        rows: int,
+        extra: int,
+        depth: int,
+        caching: bool,
+        stall: float,
+        slo: Slo | None,
+        policy: str,
+    ) -> None:
         options = SimOptions(
             num_blocks=blocks,
             block_size=size,
@@ -49,6 +63,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=rows + extra,
             max_stall_ms=stall,
             max_queue=6,
+            slo=slo,
+            slo_policy=policy,
             enable_prefix_caching=caching,
         )
         self.simulation = Simulation(options, config)
@@ -67,7 +83,8 @@ class EngineMachine(RuleBasedStateMachine):
         except RequestRejectedError as error:
             assert len(prompt) + 1 > min(64, self.simulation.engine.limits.pool_tokens), error
         except QueueFullError as error:
-            assert self.simulation.engine.scheduler.num_unstarted == 6 and error.retry_after > 0
+            full = self.simulation.engine.scheduler.num_unstarted == 6
+            assert (full or error.code == "slo_unattainable") and error.retry_after > 0
 
     @rule(prompt=PROMPTS, at=st.integers(0, 30))
     def add_poisonous(self, prompt: list[int], at: int) -> None:

@@ -69,6 +69,7 @@ def test_each_request_is_judged_once_and_by_the_rules() -> None:
         (gone, None, None, 0.5),  # left in time: not judged
         (gone, 0.5, 0.05, 0.9),  # left while it went well: not judged
         (gone, None, None, 3.0),  # left because nothing came
+        (done, None, None, 3.0),  # an embedding: no token to be in time
     ):
         goodput.judge("a", reason, ttft, tpot, age)
     [(_, one)] = goodput.users()
