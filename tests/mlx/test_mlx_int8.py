@@ -126,10 +126,8 @@ def test_writing_copies_neither_codes_nor_scales(tiny, on_mlx, in_flight):
     assert kv.keys[0].nbytes > CODES * 0.99 and kv.key_scales[0].nbytes > CODES * 0.99 / 4
     tracks = [driver.add(ids(20 + n), row=n) for n in range(4)]
     driver.step([(track, track.pending) for track in tracks])
-
-    assert extra_bytes(lambda: driver.decode(tracks, 10, in_flight)) < CODES / 4 / 2, (
-        "half of one layer's scales of keys"
-    )
+    half_of_a_layers_scales = CODES / 4 / 2
+    assert extra_bytes(lambda: driver.decode(tracks, 10, in_flight)) < half_of_a_layers_scales
     copies = [(tracks[0].blocks[0], 900), (901, 902)]
     assert extra_bytes(lambda: driver.step([(tracks[0], 1)], copies=copies)) < half_of_a_layers_scales
 
