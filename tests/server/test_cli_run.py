@@ -96,9 +96,10 @@ def test_a_server_of_its_own_ends_with_it(tmp_path: Path) -> None:
     result = once(*command, env={**os.environ, "TMPDIR": str(folder)})
     assert (result.returncode, result.stdout) == (0, HELLO + "\n")
     assert list(folder.iterdir()) == []  # no socket, no log, no process that holds them
-    failed = once(str(scripted.SCRIPTED), "x", "--kv-cache-memory", "1KiB")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF nonsense")
+    failed = once(str(tmp_path / "bad.gguf"), "x", "--device", "cpu")
     assert failed.returncode == 1 and failed.stdout == "" and failed.stderr.count("\n") == 1
-    assert "kv" in failed.stderr.lower()
+    assert failed.stderr.startswith("bireme: ") and "bad.gguf" in failed.stderr
 
 
 def test_a_reader_that_leaves_is_no_error_message(server: Any) -> None:
