@@ -4,6 +4,8 @@ MODEL ?= demo
 DEVICE ?= auto
 ARGS ?=
 TESTS ?=
+# Processes that share the tests, file by file; JOBS=0 runs them in one, for a debugger.
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -30,7 +32,7 @@ INPUTS := pyproject.toml constraints.txt
 
 help:
 	@echo "make serve [MODEL=path, org/name or org/name:Q4_K_M] [DEVICE=auto|cpu|cuda|mlx] [ARGS='--port 8000 ...']"
-	@echo "make test  [TESTS=tests/core]"
+	@echo "make test  [TESTS=tests/core] [JOBS=2]"
 	@echo "make test-clients [ARGS='-k codex']  run the clients of docs/clients.md, some of a gigabyte of them, against a server"
 	@echo "make lint | fmt | types | bench-peers | kl | agree | clean"
 
@@ -38,7 +40,7 @@ serve: .venv/.serve-$(EXTRA)
 	@exec $(BIN)/bireme serve $(MODEL) --device $(DEVICE) $(ARGS)
 
 test: .venv/.test-$(EXTRA)
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(TESTS)
 
 # The clients' packages stay away from the server's own: they live in .venv-clients, npm's in its folder node.
 test-clients: .venv/.serve-$(EXTRA) .venv-clients/.python .venv-clients/.node
