@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -13,7 +11,6 @@ from starlette.responses import Response
 
 from .. import __version__
 from .anthropic.errors import AnthropicErrors
-from .anthropic.types import MessagesRequest
 from .endpoints import (
     chat,
     completions,
@@ -30,10 +27,8 @@ from .endpoints import (
 )
 from .errors import ApiError
 from .middleware import BodyLimitMiddleware, RequestIdMiddleware, UserMiddleware
-from .openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from .openapi import described
 from .responses.store import ResponseStore
-from .responses.types import ResponsesRequest
-from .schema import components
 from .sse import ClientGoneError
 from .state import ServerState
 from .users.allowance import RATE_LIMIT_HEADERS
@@ -83,7 +78,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
-    _describe_bodies(app)
+    app.openapi = described(app.openapi)  # type: ignore[method-assign]
     return app
 
 
@@ -111,24 +106,3 @@ async def _validation_error(http: Request, error: Exception) -> Response:
 async def _client_gone(http: Request, error: Exception) -> Response:
     """Nobody reads this; the status is for middleware that counts (nginx's 'client closed request')."""
     return Response(status_code=499)
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    """Put the bodies' schemas, which the endpoints decode themselves, into the OpenAPI document."""
-    original = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = original()
-        bodies = components(
-            ChatRequest,
-            CompletionRequest,
-            ResponsesRequest,
-            MessagesRequest,
-            EmbeddingRequest,
-            TokenizeRequest,
-            DetokenizeRequest,
-        )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(bodies)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
