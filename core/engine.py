@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..backends.base import Backend, Ticket
-from . import pooling
+from . import pooling, scores
 from .account import OUTPUT_WEIGHT, Account
 from .config import EngineConfig
 from .constraint import Outcome
@@ -21,7 +21,7 @@ from .grammar import Grammar
 from .intake import Limits, check, make_group
 from .invariants import find_problems, quarantine
 from .masks import MaskThreads
-from .plan import BuiltStep
+from .plan import BuiltStep, Read
 from .request import (
     FinishReason,
     QueueFullError,
@@ -34,7 +34,7 @@ from .scheduler import Scheduler
 from .sequence import Group, Sequence
 from .slo import MARGIN
 from .stats import EngineStats, UserCounts
-from .step import StepLogprobs, StepResult
+from .step import StepResult
 from .watch import EngineView, StepWatch
 
 log = logging.getLogger(__name__)
@@ -304,7 +304,7 @@ class Engine:
         result = ticket.wait()
         self._last_step_seconds = result.elapsed
         if self._watch is not None:
-            self._watch.done(built.batch.step_id, result.elapsed)
+            self._watch.done(built.batch.step_id, result.elapsed, self.clock())
         self.scheduler.cost.observe(built.batch.num_tokens, built.pairs, result.elapsed)
         rows = self.scheduler.rows
         there = np.fromiter((seq.row >= 0 for seq in built.sampled), np.bool_, len(built.sampled))
@@ -312,10 +312,8 @@ class Engine:
             rows.learn(built.sampled_rows, result.tokens)
         else:
             rows.learn(built.sampled_rows[there], result.tokens[there])
-        if result.sums is not None:
-            for (seq, preemptions), sums in zip(built.pooled, result.sums, strict=True):
-                if seq.num_preemptions == preemptions:
-                    pooling.add(seq, sums)
+        if built.reads:
+            _keep_read(built.reads, result)
         bad = set(np.flatnonzero(result.nan).tolist())
         logprobs = _by_sequence(built.sampled, result)
         taken, outputs = 0, self._outputs
@@ -372,13 +370,22 @@ class Engine:
     def _report(
         self, seq: Sequence, tokens: tuple[int, ...], logprob: TokenLogprob | None = None, error: str | None = None
     ) -> None:
-        cached = None
+        cached = scored = None
         if not seq.reported:
+            scored = scores.take(seq) if tokens else None
             cached, seq.reported = seq.group.cached_tokens, True
         logprobs = None if logprob is None else (logprob,)
         self._outputs.append(
             SequenceOutput(
-                seq.request_id, seq.index, tokens, logprobs, seq.finish_reason, cached, error, pooling.embedding(seq)
+                seq.request_id,
+                seq.index,
+                tokens,
+                logprobs,
+                seq.finish_reason,
+                cached,
+                error,
+                scored,
+                pooling.embedding(seq),
             )
         )
 
@@ -435,6 +442,23 @@ class Engine:
             raise EngineDeadError(self._dead, [])
 
 
+def _keep_read(reads: list[Read], result: StepResult) -> None:
+    """Give the sequences what a step told of their prompts; what it read in another life of theirs is dropped."""
+    summed = scored = 0
+    for seq, preemptions, pooled, count in reads:
+        alive = seq.num_preemptions == preemptions
+        if pooled:
+            assert result.sums is not None
+            if alive:
+                pooling.add(seq, result.sums[summed])
+            summed += 1
+        if count:
+            assert result.scores is not None
+            if alive:
+                scores.add(seq, result.scores, scored, count)
+            scored += count
+
+
 def _by_sequence(sampled: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
     """The log-probabilities of those that asked, each cut to the number it asked for; keyed by place in the batch."""
     if result.logprobs is None:
@@ -443,10 +467,5 @@ def _by_sequence(sampled: list[Sequence], result: StepResult) -> dict[int, Token
     for i, seq in enumerate(sampled):
         wanted = seq.group.request.params.logprobs
         if wanted is not None:
-            found[i] = _logprob(result.logprobs, i, wanted)
+            found[i] = scores.logprob(result.logprobs, i, wanted)
     return found
-
-
-def _logprob(logprobs: StepLogprobs, i: int, wanted: int) -> TokenLogprob:
-    ids = tuple(logprobs.top_ids[i, :wanted].tolist())
-    return TokenLogprob(float(logprobs.chosen[i]), ids, tuple(logprobs.top_logprobs[i, :wanted].tolist()))

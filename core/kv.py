@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from . import scores
 from .blocks import BlockPool
 from .prefix import Match, PrefixCache
 from .rows import Rows
@@ -95,9 +96,9 @@ class KVManager:
 
     def _match(self, seq: Sequence) -> Match:
         """From the leader of its request while that runs, else from the cache; never the last token, and nothing where
-        the hidden states of all tokens count."""
+        something is wanted of every token."""
         leader, limit = seq.leader, len(seq.tokens) - 1
-        if seq.group.request.params.pooling == "mean":
+        if seq.group.request.params.pooling == "mean" or scores.wanted(seq):
             limit = 0
         may_fork = leader is not seq and leader.row >= 0 and leader.settled and not seq.num_outputs
         if not may_fork or self.rows.computed[leader.row] < limit:

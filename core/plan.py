@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import scores
 from .pooling import num_pooled
 from .request import SamplingParams
 from .rows import Index, Rows
@@ -23,11 +24,13 @@ class Chunk(NamedTuple):
     length: int
 
 
-class Pooled(NamedTuple):
-    """A sequence whose hidden states a step sums; ``preemptions`` tells a sum apart from one of another life."""
+class Read(NamedTuple):
+    """A sequence of whose prompt a step tells something; ``preemptions`` tells it apart from one of another life."""
 
     seq: Sequence
     preemptions: int
+    pooled: int  # tokens whose hidden states are summed
+    scored: int  # tokens whose scores are given
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +59,7 @@ class BuiltStep:
     sampled: list[Sequence]  # in batch order
     sampled_rows: Index
     pairs: int  # (query, key) pairs, for the cost model
-    pooled: list[Pooled]  # in batch order
+    reads: list[Read]  # in batch order
 
 
 def row_init(seq: Sequence) -> RowInit:
@@ -101,7 +104,7 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
     copies = np.array(plan.copies, np.int32).reshape(-1, 2)
     sampled_rows = order[samples] if chunks else order
     sampled = [seq for row in sampled_rows.tolist() if (seq := seqs[row]) is not None]
-    pools, pooled = _pools(plan)
+    reads = _reads(plan)
     batch = StepBatch(
         step_id,
         token_ids,
@@ -115,7 +118,7 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
         copies,
         tuple(plan.new_rows),
         _masks(sampled, rows.masked[sampled_rows]) if rows.num_masked else None,
-        pools if pooled else None,
+        *_wants(plan, num_decodes, total, reads),
     )
     pairs = int(positions.sum(dtype=np.int64)) + total
     return BuiltStep(
@@ -125,19 +128,34 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
         sampled,
         sampled_rows,
         pairs,
-        pooled,
+        reads,
     )
 
 
-def _pools(plan: StepPlan) -> tuple[NDArray[np.int32], list[Pooled]]:
-    """How many tokens of each sequence count for its embedding, and whose they are."""
-    counts = [num_pooled(*chunk) for chunk in plan.chunks]
-    pools = np.zeros(plan.num_seqs, np.int32)
-    pools[len(plan.decodes) :] = counts
-    pooled = [
-        Pooled(chunk.seq, chunk.seq.num_preemptions) for chunk, count in zip(plan.chunks, counts, strict=True) if count
-    ]
-    return pools, pooled
+def _reads(plan: StepPlan) -> list[Read]:
+    """The chunks of which more is wanted than that they are read."""
+    found = []
+    for seq, start, length in plan.chunks:
+        pooled = num_pooled(seq, start, length)
+        scored = min(length, seq.prompt_len - 1 - start) if scores.wanted(seq) else 0
+        if pooled or scored > 0:
+            found.append(Read(seq, seq.num_preemptions, pooled, max(0, scored)))
+    return found
+
+
+def _wants(
+    plan: StepPlan, num_decodes: int, total: int, reads: list[Read]
+) -> tuple[NDArray[np.int32] | None, NDArray[np.int32] | None, int]:
+    """A batch's ``pools``, ``targets`` and ``num_top``."""
+    pools = targets = None
+    if any(read.pooled for read in reads):
+        pools = np.zeros(plan.num_seqs, np.int32)
+        pools[num_decodes:] = [num_pooled(*chunk) for chunk in plan.chunks]
+    if any(read.scored for read in reads):
+        targets = np.full(total, -1, np.int32)
+        targets[num_decodes:] = np.concatenate([scores.targets(*chunk) for chunk in plan.chunks])
+    tops = [read.seq.group.request.params.prompt_logprobs or 0 for read in reads if read.scored]
+    return pools, targets, max(tops, default=0)
 
 
 def _masks(sampled: list[Sequence], masked: NDArray[np.bool_]) -> StepMasks | None:

@@ -45,6 +45,7 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; k >= 0: the chosen token's and the k most likely tokens'
     n: int = 1  # sequences per request; sequence i of a seeded request draws from (seed, i)
     grammar: GrammarSpec | None = None  # what the text must match; end tokens only where it does
+    prompt_logprobs: int | None = None  # as ``logprobs``, for the prompt's own tokens
     pooling: Pooling | None = None  # an embedding is wanted; one token is drawn all the same, and means nothing
 
     def __post_init__(self) -> None:
@@ -59,6 +60,11 @@ class SamplingParams:
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "-2 to 2"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "-2 to 2"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+                f"0 to {MAX_LOGPROBS}",
+            ),
             ("n", 1 <= self.n <= MAX_N, f"1 to {MAX_N}"),
             ("n", self.n == 1 or self.pooling is None, "1 for an embedding"),
             ("max_tokens", self.max_tokens == 1 or self.pooling is None, "1 for an embedding"),
@@ -101,6 +107,9 @@ class SequenceOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; set on the first output
     error: str | None = None  # with FinishReason.ERROR
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = (
+        None  # from the second token on; with the first output
+    )
     embedding: bytes | None = None  # at the end, where one was asked for; see ``pooling.embedding``
 
 

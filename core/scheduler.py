@@ -193,6 +193,7 @@ class Scheduler:
         self.queue.remove(seq)
         seq.account.running += 1
         seq.blocked = seq.pooled = None
+        seq.scores.clear()
         if admitted.copy is not None:
             plan.copies.append(admitted.copy)
             plan.pins.append(admitted.copy[0])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .account import Account
 from .constraint import Constraint
 from .prefix import Node
-from .request import FinishReason, Request
+from .request import FinishReason, Request, TokenLogprob
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -67,6 +67,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     entry: NDArray[np.int32] | None = None  # the tokens it had when it entered its row
     constraint: Constraint | None = None  # its grammar
+    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt from its second token on
     pooled: NDArray[np.float64] | None = None  # [D], the sum so far of the hidden states that count
     blocked: tuple[int, int] | None = None  # (unreferenced blocks, running) when it last failed to fit
 

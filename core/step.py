@@ -54,6 +54,13 @@ class StepBatch:
     new_rows: tuple[RowInit, ...] = ()
     masks: StepMasks | None = None  # None when no sampled sequence follows a grammar
     pools: NDArray[np.int32] | None = None  # [S], of how many last tokens hidden states are wanted; None: of none
+    targets: NDArray[np.int32] | None = None  # [T], the next token where its log-probability is wanted, else -1
+    num_top: int = 0  # with ``targets``: how many alternatives to each
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether nothing is wanted of the prompts it reads."""
+        return self.pools is None and self.targets is None
 
     @property
     def num_tokens(self) -> int:
@@ -83,3 +90,4 @@ class StepResult:
     logprobs: StepLogprobs | None  # None when no row in the step asked
     elapsed: float  # seconds the device spent, for the scheduler's cost model
     sums: NDArray[np.float32] | None = None  # [P, D], sums of final normed hidden states, where ``pools`` is not 0
+    scores: StepLogprobs | None = None  # of the M ``targets`` that are not -1, in the order of the tokens

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...core.config import EngineConfig
 from ...core.memory import MemoryPlan
@@ -25,6 +24,7 @@ from .device import Device, Tensors, device_for
 from .graphs import CAPTURE_SECONDS, DecodeGraphs, batch_sizes
 from .kv import KEPT, KVPool
 from .ops import TorchOps
+from .reading import Reading, read
 from .rope import RopeTable
 from .sampler import Sampled, Sampler
 from .step import TorchStep
@@ -82,7 +82,7 @@ class TorchBackend:
         self._ops: TorchOps | None = None
         self._decoder: Decoder | None = None
         self._graphs: DecodeGraphs | None = None
-        self._sums: torch.Tensor | None = None  # of the step being submitted
+        self._reading: Reading | None = None  # of the step being submitted
         wants_graphs = captures and self._device.captures
         plan = self._load(checkpoint, loader, ops, quantized, wants_graphs)
         self._info = self._describe(checkpoint, plan, arithmetic)
@@ -104,10 +104,10 @@ class TorchBackend:
             self._ops.kv.copy_blocks(self._send({"copies": batch.copies.astype(np.int64)})["copies"])
         for init in batch.new_rows:
             self._sampler.begin(init)
-        self._sums = None
+        self._reading = None
         sampled = self._run(batch) if batch.num_tokens else None
         clock.stop()
-        return TorchTicket(batch.step_id, sampled, clock, self._device, self._sums)
+        return TorchTicket(batch.step_id, sampled, clock, self._device, self._reading)
 
     def _run(self, batch: StepBatch) -> Sampled | None:
         size, kind = self._graph_for(batch)
@@ -115,10 +115,10 @@ class TorchBackend:
             return self._replay(batch, size, kind)
         step, decoder = self._step(batch), self._decoder
         assert decoder is not None
-        if batch.pools is None:
+        if batch.tells_nothing:
             logits = decoder.forward(self._ops_(), step.token_ids, step.logit_rows, step)
         else:
-            logits, self._sums = self._pool_hidden(step, batch.pools)
+            logits, self._reading = read(decoder, self._ops_(), step, batch)
         if logits is None:
             return None
         assert step.rows is not None and step.next_positions is not None
@@ -127,19 +127,6 @@ class TorchBackend:
         launch = self._drawer.launch(batch.rows[batch.samples])
         tokens, nan = self._drawer.draw(logits, step.rows, step.next_positions, self._last_tokens, launch)
         return self._drawn(logits, batch, tokens, nan)
-
-    def _pool_hidden(self, step: TorchStep, pools: NDArray[np.int32]) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Logits as ever, and the sums [P, D] of the hidden states that are wanted, in float32."""
-        assert self._decoder is not None
-        every = torch.arange(step.host.num_tokens, device=self._device.device)
-        x = self._decoder.hidden(self._ops_(), step.token_ids, every, step)
-        assert isinstance(x, torch.Tensor)
-        ends = step.host.query_start[1:]
-        sums = [x[end - n : end].float().sum(0) for end, n in zip(ends.tolist(), pools.tolist(), strict=True) if n]
-        logits = None
-        if step.logit_rows is not None:
-            logits = self._decoder.logits(self._ops_(), self._ops_().take_rows(x, step.logit_rows))
-        return logits, torch.stack(sums)
 
     def _step(self, batch: StepBatch) -> TorchStep:
         extra = self._ops_().host_arrays(batch, self._dtype, self._device.device)
@@ -150,7 +137,7 @@ class TorchBackend:
         that draws the tokens too goes with its launch; masks come from the host, and are applied outside."""
         if self._graphs is None or batch.num_tokens != batch.num_seqs or not batch.samples.all():
             return None, None
-        if batch.pools is not None:
+        if not batch.tells_nothing:
             return None, None
         kind = self._any_launch() if batch.masks is None else None
         return self._graphs.size_for(batch.num_seqs, kind), kind

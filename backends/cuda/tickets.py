@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import torch
 
 from ...core.step import StepLogprobs, StepResult
 from .device import Clock, Device, Tensors
+from .reading import Reading
 from .sampler import Sampled
 
 
@@ -14,28 +16,31 @@ class TorchTicket:
     """See ``base.Ticket``. The results are fetched beside the stream of steps; asking for them holds up no step."""
 
     def __init__(
-        self, step_id: int, sampled: Sampled | None, clock: Clock, device: Device, sums: torch.Tensor | None = None
+        self, step_id: int, sampled: Sampled | None, clock: Clock, device: Device, reading: Reading | None = None
     ) -> None:
-        """``sampled`` and ``sums``, those of hidden states, are written by nobody any more."""
+        """``sampled`` and ``reading`` are written by nobody any more."""
         self._step_id, self._clock = step_id, clock
         self._logprobs = None if sampled is None else sampled.logprobs
         self._fetch = None if sampled is None else device.fetch(_tensors(sampled))
-        self._sums = None if sums is None else device.fetch((sums,))
+        self._reading = reading
+        self._read = None if reading is None else device.fetch(reading.tensors)
 
     def done(self) -> bool:
-        if self._sums is not None and not self._sums.done():
+        if self._read is not None and not self._read.done():
             return False
         return self._clock.passed() if self._fetch is None else self._fetch.done()
 
     def wait(self) -> StepResult:
-        sums = None if self._sums is None else self._sums.wait()[0].numpy()
+        read: tuple[Any, StepLogprobs | None] = (None, None)
+        if self._reading is not None and self._read is not None:
+            read = self._reading.on_host(self._read.wait())
         if self._fetch is None:
             elapsed = self._clock.elapsed()
-            return StepResult(self._step_id, np.zeros(0, np.int32), np.zeros(0, np.bool_), None, elapsed, sums)
+            return StepResult(self._step_id, np.zeros(0, np.int32), np.zeros(0, np.bool_), None, elapsed, *read)
         tokens, nan, *logprobs = self._fetch.wait()
         found = tokens.numpy().astype(np.int32)
         spread = self._spread(tuple(logprobs), len(found))
-        return StepResult(self._step_id, found, nan.numpy(), spread, self._clock.elapsed(), sums)
+        return StepResult(self._step_id, found, nan.numpy(), spread, self._clock.elapsed(), *read)
 
     def _spread(self, fetched: Tensors, count: int) -> StepLogprobs | None:
         """Log-probabilities as [N] arrays: zero and -1 for the rows that didn't ask."""

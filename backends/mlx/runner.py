@@ -7,9 +7,9 @@ import logging
 import threading
 import time
 from collections import deque
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...core.config import EngineConfig
 from ...core.step import StepBatch, StepLogprobs, StepResult
@@ -22,6 +22,7 @@ from . import cpu, memory, rehearsal
 from .kv import KVPool
 from .library import BLAS_PROBLEM, Array, mx, on_metal
 from .ops import MlxOps
+from .reading import Reading, read
 from .rope import RotaryTable
 from .sampler import Sampled, Sampler
 from .step import MlxStep, put
@@ -126,33 +127,21 @@ class MlxBackend:
             self._kv.copy_blocks(put(batch.copies[:, 0]), put(batch.copies[:, 1]))
         for init in batch.new_rows:
             self._sampler.begin(init)
-        sampled, sums = None, None
+        sampled, reading = None, None
         if batch.num_tokens:
             step = MlxStep.build(batch, self._last_tokens, self._kv, self._rope, self.settle)
-            if batch.pools is None:
+            if batch.tells_nothing:
                 logits = self._decoder.forward(self._ops, step.token_ids, step.logit_rows, step)
             else:
-                logits, sums = self._pool_hidden(step, batch.pools)
+                logits, reading = read(self._decoder, self._ops, step, batch)
             if logits is not None:
                 sampled = self._sample(logits, batch)
         state = [*self._kv.arrays, *self._sampler.arrays, self._last_tokens, *(sampled.arrays if sampled else ())]
-        state += [] if sums is None else [sums]
-        ticket = MlxTicket(self, batch.step_id, sampled, [_alias(each) for each in state], sums)
+        state += [] if reading is None else reading.arrays
+        ticket = MlxTicket(self, batch.step_id, sampled, [_alias(each) for each in state], reading)
         self._unfinished.append(ticket)
         self.start_next()
         return ticket
-
-    def _pool_hidden(self, step: MlxStep, pools: NDArray[np.int32]) -> tuple[Array | None, Array]:
-        """Logits as ever, and the sums [P, D] of the hidden states that are wanted, in float32."""
-        assert self._decoder is not None and self._ops is not None
-        x = self._decoder.hidden(self._ops, step.token_ids, mx.arange(step.host.num_tokens), step)
-        assert x is not None
-        ends = step.host.query_start[1:].tolist()
-        sums = [x[end - n : end].astype(mx.float32).sum(0) for end, n in zip(ends, pools.tolist(), strict=True) if n]
-        logits = None
-        if step.logit_rows is not None:
-            logits = self._decoder.logits(self._ops, self._ops.take_rows(x, step.logit_rows))
-        return logits, mx.stack(sums)
 
     def _sample(self, logits: Array, batch: StepBatch) -> Sampled:
         assert self._sampler is not None
@@ -201,9 +190,14 @@ class MlxTicket:
     """A submitted step. Its arrays are let go of once it is finished."""
 
     def __init__(
-        self, backend: MlxBackend, step_id: int, sampled: Sampled | None, state: list[Array], sums: Array | None = None
+        self,
+        backend: MlxBackend,
+        step_id: int,
+        sampled: Sampled | None,
+        state: list[Array],
+        reading: Reading | None = None,
     ) -> None:
-        self._sums = sums  # of hidden states
+        self._reading = reading
         self._backend = backend
         self._step_id = step_id
         self._sampled = sampled
@@ -228,7 +222,7 @@ class MlxTicket:
 
     def drop(self) -> None:
         """Let go of everything; there will be no result."""
-        self._state, self._sampled, self._sums = [], None, None
+        self._state, self._sampled, self._reading = [], None, None
 
     def done(self) -> bool:
         """MLX can't be asked; but a step that waits for its turn is started, now that the last one's tokens are out."""
@@ -237,12 +231,14 @@ class MlxTicket:
 
     def wait(self) -> StepResult:
         self._backend.finish(self)
-        sums = None if self._sums is None else np.array(self._sums)
+        read: tuple[Any, StepLogprobs | None] = (None, None)
+        if self._reading is not None:
+            read = self._reading.on_host()
         if self._sampled is None:
-            return StepResult(self._step_id, np.zeros(0, np.int32), np.zeros(0, np.bool_), None, self._elapsed, sums)
+            return StepResult(self._step_id, np.zeros(0, np.int32), np.zeros(0, np.bool_), None, self._elapsed, *read)
         tokens = np.array(self._sampled.tokens)
         scores = _spread(self._sampled, len(tokens))
-        return StepResult(self._step_id, tokens, np.array(self._sampled.nan), scores, self._elapsed, sums)
+        return StepResult(self._step_id, tokens, np.array(self._sampled.nan), scores, self._elapsed, *read)
 
 
 def _alias(array: Array) -> Array:

@@ -11,7 +11,7 @@ from ...core.step import PLACEHOLDER, RowInit, StepBatch, StepLogprobs, StepResu
 from ..base import BackendInfo
 from ..rows import unpack_masks
 from .clock import VirtualClock
-from .contents import draw, entry, hidden, weight, weights
+from .contents import draw, entry, hidden, score, weight, weights
 from .contract import ContractError, check_batch
 
 _MASK = (1 << 64) - 1
@@ -131,7 +131,17 @@ class SimBackend:
             _logprobs(drawn, wanted, self.options.vocab_size),
             self.seconds(batch.num_tokens, pairs),
             np.stack(sums) if sums else None,
+            None if batch.targets is None else self._score(batch, batch.targets),
         )
+
+    def _score(self, batch: StepBatch, targets: NDArray[np.int32]) -> StepLogprobs:
+        """Made up of the stored entries of the tokens before: what attends to something else scores otherwise."""
+        rows = np.flatnonzero(targets >= 0)
+        blocks, offsets = np.divmod(batch.slots[rows], self.options.block_size)
+        made = score(self._entries[blocks, offsets], targets[rows])
+        ranks = np.arange(batch.num_top, dtype=np.int32)
+        ids = (targets[rows][:, None] + ranks) % self.options.vocab_size
+        return StepLogprobs(made, ids, made[:, None] - ranks.astype(np.float32))
 
     def _pool(self, batch: StepBatch, first: int, end: int) -> NDArray[np.float32]:
         """The sum of the hidden states that the stored entries of a step's tokens stand for."""

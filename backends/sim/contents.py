@@ -47,6 +47,12 @@ def hidden(entries: NDArray[np.uint64]) -> NDArray[np.float32]:
     return octets.astype(np.float32) / np.float32(128)
 
 
+def score(entries: NDArray[np.uint64], tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Made-up log-probabilities [M] of ``tokens`` after tokens with these K/V entries [M]; in -16 to 0."""
+    mixed = (entries ^ tokens.astype(np.uint64)) % np.uint64(4096)
+    return -mixed.astype(np.float32) / np.float32(256)
+
+
 def draw(context: int, seed: int, greedy: bool, vocab_size: int, banned: Collection[int] = ()) -> int:
     """The next token after ``context``; the seed matters unless greedy. ``banned`` ids are never drawn."""
     state = context if greedy else mix(context ^ seed)

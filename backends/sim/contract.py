@@ -36,10 +36,7 @@ def check_batch(batch: StepBatch, info_blocks: int, block_size: int, max_len: in
     _check_blocks(batch, info_blocks, block_size, counts)
     _check_copies(batch, info_blocks)
     _check_masks(batch)
-    if batch.pools is not None:
-        _require(batch.pools.dtype == np.int32 and len(batch.pools) == seqs, "a number to pool per sequence")
-        _require(bool((batch.pools >= 0).all() and (batch.pools <= counts).all()), "tokens of the step are pooled")
-        _require(bool(batch.pools.any()), "pools where something is pooled only")
+    _check_reading(batch, counts)
 
 
 def _check_blocks(batch: StepBatch, num_blocks: int, size: int, counts: NDArray[np.int32]) -> None:
@@ -64,6 +61,20 @@ def _check_copies(batch: StepBatch, num_blocks: int) -> None:
     sources, targets = set(batch.copies[:, 0].tolist()), batch.copies[:, 1].tolist()
     _require(len(set(targets)) == len(targets) and not sources & set(targets), "copies that depend on their order")
     _require(0 <= int(batch.copies.min()) and int(batch.copies.max()) < num_blocks, "copies inside the pool")
+
+
+def _check_reading(batch: StepBatch, counts: NDArray[np.int32]) -> None:
+    pools, targets = batch.pools, batch.targets
+    if pools is not None:
+        _require(pools.dtype == np.int32 and len(pools) == batch.num_seqs, "a number to pool per sequence")
+        _require(bool((pools >= 0).all() and (pools <= counts).all()), "tokens of the step are pooled")
+        _require(bool(pools.any()), "pools where something is pooled only")
+    if targets is not None:
+        _require(targets.dtype == np.int32 and len(targets) == batch.num_tokens, "a target per token")
+        _require(int(targets.max()) >= 0 and int(targets.min()) >= -1, "targets where one is wanted only")
+        within = np.diff(np.repeat(batch.rows, counts)) == 0
+        known = (targets[:-1] == batch.token_ids[1:]) | (targets[:-1] < 0)
+        _require(bool(known[within].all()), "a target is the token that follows")
 
 
 def _check_masks(batch: StepBatch) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings in the engine: sums over the steps that read a prompt, whatever else runs and gives way."""
+"""What steps tell of the prompts they read, embeddings and scores, whatever else runs and gives way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from simulation import Simulation
 
 from bireme.backends.sim import SimOptions
-from bireme.backends.sim.contents import entry, hidden, weight
+from bireme.backends.sim.contents import entry, hidden, score, weight
 from bireme.core.config import EngineConfig
 from bireme.core.pooling import Pooling
 from bireme.core.request import SamplingParams
@@ -19,13 +19,21 @@ def params(pooling: Pooling) -> SamplingParams:
     return SamplingParams(max_tokens=1, temperature=0.0, pooling=pooling)
 
 
-def alone(prompt: list[int], pooling: Pooling) -> np.ndarray:
+def entries_of(prompt: list[int]) -> np.ndarray:
     """The oracle: one token after another, without blocks or batches."""
     context, entries = 0, []
     for position, token in enumerate(prompt):
         entries.append(entry(context, token, position))
         context = (context + weight(position) * entries[-1]) & _MASK
-    states = hidden(np.array(entries, np.uint64)).astype(np.float64)
+    return np.array(entries, np.uint64)
+
+
+def scores_of(prompt: list[int]) -> list[float]:
+    return score(entries_of(prompt)[:-1], np.array(prompt[1:], np.int32)).tolist()
+
+
+def alone(prompt: list[int], pooling: Pooling) -> np.ndarray:
+    states = hidden(entries_of(prompt)).astype(np.float64)
     return (states.mean(0) if pooling == "mean" else states[-1]).astype(np.float32)
 
 
@@ -35,10 +43,15 @@ class Pooled(Simulation):
     def __init__(self, options: SimOptions, config: EngineConfig) -> None:
         super().__init__(options, config)
         self.embeddings: dict[str, np.ndarray] = {}
+        self.scores: dict[str, list[float]] = {}
 
     def step(self) -> list:  # type: ignore[type-arg]
         outputs = super().step()
         for output in outputs:
+            if output.prompt_logprobs is not None:
+                assert output.token_ids and output.request_id not in self.scores
+                self.scores[output.request_id] = [one.logprob for one in output.prompt_logprobs]
+                assert all(len(one.top_ids) == 2 for one in output.prompt_logprobs)
             if output.embedding is not None:
                 assert output.finish_reason is not None and output.request_id not in self.embeddings
                 self.embeddings[output.request_id] = np.frombuffer(output.embedding, "<f4")
@@ -54,6 +67,7 @@ def test_pooled_beside_chats(in_flight: int) -> None:
     rng = np.random.default_rng(in_flight)
     shared = rng.integers(0, 200, 20).tolist()
     asked: dict[str, tuple[list[int], Pooling]] = {}
+    scored: dict[str, list[int]] = {}
     for at in range(24):
         prompt = [*shared[: int(rng.integers(1, 20))], *rng.integers(0, 200, int(rng.integers(1, 30))).tolist()]
         if at % 3:
@@ -61,11 +75,13 @@ def test_pooled_beside_chats(in_flight: int) -> None:
             request_id = sim.add(prompt, params(pooling))
             asked[request_id] = (prompt, pooling)
         else:
-            sim.add(prompt, SamplingParams(max_tokens=40, temperature=0.0), priority=-1)
+            params_of_chat = SamplingParams(max_tokens=40, temperature=0.0, prompt_logprobs=2, n=1 + at % 2)
+            scored[sim.add(prompt, params_of_chat, priority=-1)] = prompt
         sim.run(int(rng.integers(0, 4)))
     stats = sim.finish()
     assert stats.prompt_tokens_cached > 0
-    assert set(sim.embeddings) == set(asked)
+    assert set(sim.embeddings) == set(asked) and set(sim.scores) == set(scored)
+    assert all(sim.scores[request_id] == scores_of(prompt) for request_id, prompt in scored.items())
     for request_id, (prompt, pooling) in asked.items():
         np.testing.assert_allclose(sim.embeddings[request_id], alone(prompt, pooling), rtol=1e-6)
 
@@ -83,6 +99,24 @@ def test_one_that_gave_way_begins_its_sum_anew(in_flight: int, pooling: Pooling)
     sim.finish()
     assert seq.num_preemptions > 0
     np.testing.assert_allclose(sim.embeddings[request_id], alone(prompt, pooling), rtol=1e-6)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_scores_are_given_once_whoever_gives_way(in_flight: int) -> None:
+    """One that gave way before its first token is read and scored anew; one that did later is not scored again."""
+    options = SimOptions(num_blocks=16, block_size=4, max_in_flight=in_flight)
+    sim = Pooled(options, EngineConfig(block_size=4, max_num_seqs=2, max_num_batched_tokens=2))
+    sim.add(list(range(4)), SamplingParams(max_tokens=44, temperature=0.0), priority=-1)
+    sim.run(3)
+    prompt = list(range(100, 124))
+    for length in (24, 20):
+        request_id = sim.add(prompt[:length], SamplingParams(max_tokens=9, temperature=0.0, prompt_logprobs=2))
+        (seq,) = sim.group(request_id)
+        sim.drain()
+        assert sim.scores[request_id] == scores_of(prompt[:length])
+    assert seq.group.cached_tokens == 0
+    sim.finish()
+    assert sim.engine.scheduler.counters.preemptions > 0
 
 
 def test_a_mean_reads_what_the_cache_holds_too() -> None:
