@@ -11,12 +11,10 @@ from ..host_memory import free_bytes, kv_allowance
 from .kv import KV_CACHE_DTYPES
 from .library import mx, on_metal
 from .weights import MlxLoader
-from .work import longest_context, work_bytes
+from .work import WORKING_SET_SHARE, longest_context, work_bytes
 
 logger = logging.getLogger(__name__)
 
-#: Share of the working set Metal recommends that is planned for; the rest is other programs' and Metal's own.
-WORKING_SET_SHARE = 0.85
 #: Without a given size, a pool on a Linux CPU takes no more: MLX fills it at once, and it is for tests and comparisons.
 LINUX_POOL = 1 << 30
 #: What is reserved for a step, as a multiple of what the largest took when it was measured: how far MLX runs ahead of

@@ -6,6 +6,8 @@ from ...core.config import EngineConfig
 from ...core.memory import buffer_bytes, kv_element_bytes
 from ...models.config import ModelConfig
 
+#: Share of the working set Metal recommends that is planned for; the rest is other programs' and Metal's own.
+WORKING_SET_SHARE = 0.85
 #: Elements of gathered keys, values and scores that one group of the attention may hold at a time.
 GROUP_ELEMENTS = 1 << 24
 #: Queries of a chunk that attend at once: a later tile alone reads the keys that only its queries see.

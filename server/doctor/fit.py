@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...backends.host_memory import KV_MOST, KV_SHARE
+from ...backends.mlx.work import WORKING_SET_SHARE
 from ...core.config import EngineConfig
 from ...planner.open import open_shape
 from ...planner.plan import Plan
@@ -11,9 +12,6 @@ from ..report import CONVERSATION
 from ..sizes import size_text
 from .check import FAIL, OK, WARN, Finding
 from .machine import Machine
-
-#: Of what Metal recommends, as the MLX backend takes it; its module can't be read where MLX isn't installed.
-_WORKING_SET_SHARE = 0.85
 
 
 def fits(machine: Machine, model: str) -> Finding:
@@ -55,5 +53,5 @@ def _budget(machine: Machine) -> tuple[int, str]:
         share = EngineConfig().gpu_memory_fraction
         return int(machine.gpus[0].free * share), f"{share:.0%} of what {machine.gpus[0].name} has free"
     if machine.chosen == "mlx" and machine.apple and machine.apple.working_set:
-        return int(machine.apple.working_set * _WORKING_SET_SHARE), f"{_WORKING_SET_SHARE:.0%} of what Metal recommends"
+        return int(machine.apple.working_set * WORKING_SET_SHARE), f"{WORKING_SET_SHARE:.0%} of what Metal recommends"
     return machine.memory_free, "free memory"
