@@ -10,6 +10,7 @@ from starlette.requests import Request
 from ..anthropic.errors import asks_for
 from ..anthropic.models import model_card, model_list
 from ..state import ServerState, state_of
+from ..users.caller import caller_of
 
 router = APIRouter()
 
@@ -21,7 +22,7 @@ async def list_models(http: Request) -> dict[str, Any]:
     state.ready()
     if asks_for(http.scope):
         return model_list(state)
-    return {"object": "list", "data": [_card(state, name) for name in state.names.served]}
+    return {"object": "list", "data": [_card(state, http, name) for name in state.names.served]}
 
 
 @router.get("/v1/models/{name:path}")
@@ -30,10 +31,11 @@ async def get_model(http: Request, name: str) -> dict[str, Any]:
     state = state_of(http)
     state.ready()
     name = state.names.check(name)
-    return model_card(state, name) if asks_for(http.scope) else _card(state, name)
+    return model_card(state, name) if asks_for(http.scope) else _card(state, http, name)
 
 
-def _card(state: ServerState, name: str) -> dict[str, Any]:
+def _card(state: ServerState, http: Request, name: str) -> dict[str, Any]:
+    """The context is that of whoever asks: clients cut their prompts to it."""
     info, frontend = state.client.info, state.frontend
     assert info is not None and frontend is not None
     return {
@@ -43,7 +45,7 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "owned_by": "bireme",
         "root": frontend.name,
         "parent": None,
-        "max_model_len": state.max_model_len,
+        "max_model_len": caller_of(http.scope).context(state.max_model_len),
         "meta": {
             "n_vocab": info.vocab_size,
             "n_ctx_train": info.max_model_len,

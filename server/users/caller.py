@@ -42,6 +42,11 @@ class Caller:
             return f"user:{field}" if len(field) <= _LONGEST else f"user:{_digest(field)}"
         return f"address:{network(self.address)}"
 
+    def context(self, tokens: int) -> int:
+        """What they may use of a context of ``tokens``."""
+        limit = None if self.user is None else self.user.max_context
+        return tokens if limit is None else min(tokens, limit)
+
     def priority(self, asked: int | None) -> int:
         """Of a request; lower goes first, and none goes before what the user may have."""
         if self.user is None:

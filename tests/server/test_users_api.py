@@ -85,6 +85,8 @@ def test_a_users_context(house: House) -> None:
         usage = house.ask("short", [121] * 30, max_tokens=asked or 1000).json()["usage"]
         assert usage["completion_tokens"] == min(asked or 1000, 10)
     assert house.ask("alice", [120] * 40).status_code == 200
+    listed = (house.server.get("/v1/models", Authorization=f"Bearer {house.keys[name]}") for name in ("short", "alice"))
+    assert [answer.json()["data"][0]["max_model_len"] for answer in listed] == [40, 2048]
 
 
 def test_requests_per_minute(house: House) -> None:
