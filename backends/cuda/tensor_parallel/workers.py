@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -23,7 +22,8 @@ from .ranks import Ranks
 MODULE = "bireme.backends.cuda.tensor_parallel.worker"
 #: Seconds that a step, or what settles one, may take: kernels of a new kind are compiled in it.
 STEP_TIMEOUT_S = 120.0
-#: Seconds that loading may take.
+#: Seconds for a process to start, and for loading.
+START_TIMEOUT_S = 300.0
 LOAD_TIMEOUT_S = 3600.0
 #: Seconds for a process to say why it ends, and to end once it should.
 LAST_WORDS_S = 2.0
@@ -59,8 +59,8 @@ class Workers:
         Raises:
             WorkerError: one of them can't start.
         """
-        self.timeout = self.load_timeout = timeout
         self.failed = False
+        self._timeout, self._patience = timeout, START_TIMEOUT_S
         self._workers: list[Worker] = []
         self._folder = Path(tempfile.mkdtemp(prefix="bireme-ranks-"))
         self.ranks: Ranks | None = None
@@ -76,7 +76,7 @@ class Workers:
             found = self.explain(error)
             self._end(0)
             raise found from error
-        self.load_timeout = LOAD_TIMEOUT_S
+        self._patience = LOAD_TIMEOUT_S
 
     def send(self, message: Any) -> None:
         """To all of them."""
@@ -88,7 +88,7 @@ class Workers:
 
     def least(self, value: int) -> int:
         """See ``Control.least``."""
-        found = min(value, *(self._value_of(worker) for worker in self._workers))
+        found = min([value, *(self._value_of(worker) for worker in self._workers)])
         self.send(Value(found))
         return found
 
@@ -97,9 +97,9 @@ class Workers:
         for worker in self._workers:
             while worker.link.poll():
                 self._hear(worker)
-        if waited > self.timeout:
+        if waited > self._timeout:
             self.failed = True
-            raise WorkerError(f"a step has not ended after {self.timeout:.0f} s: some rank or its device hangs")
+            raise WorkerError(f"a step has not ended after {self._timeout:.0f} s: some rank or its device hangs")
 
     def explain(self, error: BaseException) -> BaseException:
         """Why a collective operation failed here: the death of a process if there was one, else ``error``."""
@@ -122,6 +122,7 @@ class Workers:
                     worker.link.send(Leave())
                 except LinkClosedError:
                     failed = True
+        self.failed |= failed
         if self.ranks is not None:
             self.ranks.abort() if failed else self.ranks.leave()
             self.ranks = None
@@ -131,11 +132,11 @@ class Workers:
         return [worker.process.pid for worker in self._workers]
 
     def _value_of(self, worker: Worker) -> int:
-        deadline = time.monotonic() + self.load_timeout
+        deadline = time.monotonic() + self._patience
         while not worker.values:
             if not worker.link.poll(max(0.0, deadline - time.monotonic())):
                 self.failed = True
-                waited = f"has not answered for {self.load_timeout:.0f} s"
+                waited = f"has not answered for {self._patience:.0f} s"
                 raise WorkerError(f"the process of rank {worker.rank} (pid {worker.process.pid}) {waited}")
             self._hear(worker)
         return worker.values.popleft()
@@ -183,10 +184,9 @@ def _start(rank: int, timeout: float) -> Worker:
     mine, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(theirs.fileno()), str(rank)],
+            [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(rank)],
             stdin=subprocess.PIPE,
             pass_fds=(theirs.fileno(),),
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
     return Worker(rank, process, Link(mine, timeout))
 
