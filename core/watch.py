@@ -99,12 +99,14 @@ class StepWatch:
                 decodes.append(seq.order)
         self._pending.append(_Submitted(built.batch.step_id, at, tuple(decodes), tuple(chunks)))
 
-    def done(self, number: int, seconds: float) -> None:
-        """The step came back. One from before the watch began is not known here."""
+    def done(self, number: int, seconds: float, now: float) -> None:
+        """The step came back; a simulated one may say that it took longer than there was time, and is cut to that. One
+        from before the watch began is not known here."""
         if not self._pending or self._pending[0].number != number:
             return
         step = self._pending.popleft()
         start = max(step.at, self._free_at)
+        seconds = min(seconds, max(0.0, now - start))
         self._free_at = start + seconds
         if len(self._steps) == MAX_STEPS:
             self._steps.popleft()

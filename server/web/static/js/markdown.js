@@ -83,7 +83,7 @@ const ADAPT = {
   heading: (node, token, before) => before.depth === token.depth && (sync(node, token.tokens), true),
   blockquote: (node, token) => (sync(node, token.tokens.filter(isShown)), true),
   list: (node, token, before) => before.ordered === token.ordered && (sync(node, token.items), true),
-  list_item: (node, token) => (sync(node, itemTokens(token)), true),
+  list_item: (node, token, before) => before.task === token.task && (sync(node, itemTokens(token)), true),
   strong: (node, token) => (sync(node, token.tokens), true),
   em: (node, token) => (sync(node, token.tokens), true),
   table: (node, token) => (fillTable(node.firstChild, token), true),
