@@ -113,8 +113,11 @@ def test_architectures(tiny, both, name):
     assert two.info.vocab_size == one.info.vocab_size and two.info.end_ids == one.info.end_ids
 
 
-def test_keys_in_codes(tiny, both):
-    agree(*both(tiny("qwen3").folder, kv_cache_dtype="int8"))
+@pytest.mark.parametrize("kept", ["int8", "fp8"])
+def test_keys_in_codes(tiny, both, kept):
+    one, two = both(tiny("qwen3").folder, kv_cache_dtype=kept)
+    agree(one, two)
+    assert two.info.kv_cache_dtype == one.info.kv_cache_dtype != "float32"
 
 
 #: File types of matrices, and the heads' size: where o_proj is cut in the last, no block ends.
@@ -273,7 +276,7 @@ def test_a_rank_that_hangs_is_not_waited_for(tiny, pair):
     two = ParallelBackend(open_checkpoint(tiny("llama").folder), EngineConfig(**SETTINGS), lambda: workers, 2)
     drive = Driver(two)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(RuntimeError, match="(?i)timed out"):
+    with pytest.raises(WorkerError, match="a step has not ended after 5 s: some rank or its device hangs"):
         drive.generate([drive.add(range(9), row=1)], 2)
     two.close()
     two.close()

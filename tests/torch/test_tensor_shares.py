@@ -129,7 +129,7 @@ def test_shares_tile_the_model(heads, kv_heads, inner, unit):
     [
         (
             {"intermediate_size": 512}, 3,
-            "tensor_parallel is 3, and tiny has 4 attention heads, which 3 devices can't share evenly; it can .* 1, 2, 4$",
+            "tensor_parallel is 3, and tiny has 4 attention heads, which 3 devices can't share evenly; it .* 1, 2, 4$",
         ),
         (
             {"num_heads": 12, "num_kv_heads": 4, "intermediate_size": 512}, 6,

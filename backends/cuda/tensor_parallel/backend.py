@@ -70,6 +70,8 @@ class ParallelBackend:
             found = self._workers.explain(error)
             self._failed = True
             self.close()
+            if found is error:
+                raise
             raise found from error
         assert self._inner is not None
         self._info = dataclasses.replace(self._inner.info, ranks=size)
@@ -99,6 +101,8 @@ class ParallelBackend:
         except BaseException as error:
             found = self._workers.explain(error)
             self._failed = True
+            if found is error:
+                raise
             raise found from error
 
     def close(self) -> None:

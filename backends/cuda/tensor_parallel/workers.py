@@ -75,6 +75,8 @@ class Workers:
         except BaseException as error:
             found = self.explain(error)
             self._end(0)
+            if found is error:
+                raise
             raise found from error
         self._patience = LOAD_TIMEOUT_S
 
@@ -98,8 +100,7 @@ class Workers:
             while worker.link.poll():
                 self._hear(worker)
         if waited > self._timeout:
-            self.failed = True
-            raise WorkerError(f"a step has not ended after {self._timeout:.0f} s: some rank or its device hangs")
+            raise self._hang()
 
     def explain(self, error: BaseException) -> BaseException:
         """Why a collective operation failed here: the death of a process if there was one, else ``error``."""
@@ -112,7 +113,7 @@ class Workers:
             except (WorkerError, WorkerLoadError) as found:
                 return found
             time.sleep(0.01)
-        return error
+        return self._hang() if "timed out" in str(error).lower() else error
 
     def close(self, failed: bool = False) -> None:
         """End them; after a failure without waiting for what they are doing. Safe to call twice."""
@@ -130,6 +131,10 @@ class Workers:
 
     def pids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers]
+
+    def _hang(self) -> WorkerError:
+        self.failed = True
+        return WorkerError(f"a step has not ended after {self._timeout:.0f} s: some rank or its device hangs")
 
     def _value_of(self, worker: Worker) -> int:
         deadline = time.monotonic() + self._patience
