@@ -59,6 +59,7 @@ class Generation:
         self.request = request
         self.cached_tokens = 0
         self.embedding: bytes | None = None  # where one was asked for, at the end
+        self.prompt_scores: tuple[TokenLogprob, ...] = ()  # of the prompt from its second token on, where asked for
         self._client = client
         self._record = record
         self._prompt_field = prompt_field
@@ -133,6 +134,7 @@ class Generation:
     def _take(self, output: SequenceOutput) -> Piece | None:
         choice = self._choices[output.index]
         self.embedding = output.embedding or self.embedding
+        self.prompt_scores = output.prompt_logprobs or self.prompt_scores
         if output.cached_tokens is not None:
             self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             self._record.cached(output.cached_tokens)
@@ -177,9 +179,10 @@ class Generation:
 class GenerationGroup:
     """The generations of one HTTP request, read as one: choice indexes are counted through, prompt by prompt."""
 
-    def __init__(self, generations: Sequence[Generation], *, dry: bool = False) -> None:
+    def __init__(self, generations: Sequence[Generation], *, dry: bool = False, mute: bool = False) -> None:
         self.generations = generations
         self.dry = dry  # nothing is generated: only the prompts count
+        self.mute = mute  # what is generated was not asked for: only the prompts count
         self._changed = asyncio.Event()  # something came for one of them
 
     @property
@@ -188,7 +191,7 @@ class GenerationGroup:
 
     @property
     def completion_tokens(self) -> int:
-        return sum(one.completion_tokens for one in self.generations)
+        return 0 if self.mute else sum(one.completion_tokens for one in self.generations)
 
     @property
     def cached_tokens(self) -> int:

@@ -40,6 +40,13 @@ def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer, top
     }
 
 
+def prompt_logprobs(tokens: Sequence[ScoredToken], first: int, tokenizer: Tokenizer, top: int) -> dict[str, Any]:
+    """A prompt in the completions shape: its token ``first``, which nothing comes before, then ``tokens``."""
+    rest = completion_logprobs(tokens, tokenizer, top)
+    opening = {"text_offset": 0, "token_logprobs": None, "tokens": _key(first, tokenizer), "top_logprobs": None}
+    return {name: [opening[name], *values] for name, values in rest.items()}
+
+
 def _alternatives(token: ScoredToken, tokenizer: Tokenizer, top: int) -> dict[str, float]:
     """The most likely tokens; the sampled one is always among them, so there may be one more than asked."""
     pairs = zip(token.scores.top_ids[:top], token.scores.top_logprobs[:top], strict=True)

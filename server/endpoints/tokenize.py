@@ -1,4 +1,4 @@
-"""``POST /tokenize`` and ``/detokenize``, in vLLM's shapes."""
+"""``POST /tokenize`` and ``/detokenize``, and ``GET /tokenizer_info``, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -53,6 +53,26 @@ async def detokenize(http: Request) -> dict[str, Any]:
     ids = list(token_ids(body.tokens, state.vocab_size, "tokens"))
     text = await frontend.run(len(ids), lambda: frontend.tokenizer.decode(ids, skip_special_tokens=False))
     return {"prompt": text}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(http: Request) -> dict[str, Any]:
+    """What evaluation harnesses ask for before they tokenise here: the names of special tokens, and the template."""
+    state = state_of(http)
+    frontend = state.ready()
+    tokenizer = frontend.tokenizer
+
+    def text(token_id: int | None) -> str | None:
+        return None if token_id is None else tokenizer.token_text(token_id)
+
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": state.max_model_len,
+        "bos_token": text(tokenizer.bos_id),
+        "eos_token": text(tokenizer.eos_id),
+        "pad_token": None,
+        "chat_template": frontend.text.template.source or None,
+    }
 
 
 async def _read(http: Request, kind: type[T]) -> tuple[ServerState, Frontend, T]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import scripted
 from api_bodies import events, joined
@@ -56,6 +57,60 @@ def test_n_over_several_prompts(server: Any) -> None:
     assert whole["usage"]["prompt_tokens"] == 4
 
 
+def test_b24_an_echo_is_scored(server: Any) -> None:
+    """As lm_eval asks: ids as the prompt, no or one token more, and how likely each token is."""
+    prompt = list(b"go on 4") + list(b"x0")
+    whole = complete(server, prompt, echo=True, logprobs=2, max_tokens=2)["choices"][0]
+    scores = whole["logprobs"]
+    assert whole["text"] == "go on 4x0 hello there"
+    assert len(scores["tokens"]) == len(prompt) + 2 and {len(part) for part in scores.values()} == {len(prompt) + 2}
+    assert scores["token_logprobs"][0] is None and scores["top_logprobs"][0] is None
+    assert all(value <= 0 for value in scores["token_logprobs"][1:])
+    assert "".join(scores["tokens"]) == whole["text"]
+    assert scores["text_offset"] == [whole["text"].index(scores["tokens"][0]), *scores["text_offset"][1:]]
+    for offset, token in zip(scores["text_offset"], scores["tokens"], strict=True):
+        assert whole["text"][offset:].startswith(token)
+    for token, value, top in zip(
+        *(scores[name][1:] for name in ("tokens", "token_logprobs", "top_logprobs")), strict=True
+    ):
+        assert top[token] == value and len(top) in (2, 3)
+    nothing = server.post(
+        COMPLETIONS, {"prompt": ["x4", prompt], "echo": True, "logprobs": 0, "max_tokens": 0, "temperature": 0}
+    ).json()
+    assert nothing["usage"]["completion_tokens"] == 0
+    assert [one["text"] for one in nothing["choices"]] == ["x4", "go on 4x0"]
+    np.testing.assert_allclose(
+        nothing["choices"][1]["logprobs"]["token_logprobs"][1:], scores["token_logprobs"][1 : len(prompt)], atol=1e-4
+    )
+    assert all(one["finish_reason"] == "length" for one in nothing["choices"])
+
+
+def test_a_scored_echo_as_a_stream_and_of_several_choices(server: Any) -> None:
+    body = {"prompt": ["x4", "ab0"], "echo": True, "logprobs": 1, "temperature": 0, "n": 2}
+    whole = server.post(COMPLETIONS, body).json()["choices"]
+    chunks = events(server.post(COMPLETIONS, {**body, "stream": True}))
+    for choice in whole:
+        mine = [one["choices"][0] for one in chunks if one["choices"][0]["index"] == choice["index"]]
+        assert "".join(one["text"] for one in mine) == choice["text"]
+        parts = [one["logprobs"]["token_logprobs"] for one in mine if one["logprobs"]]
+        np.testing.assert_allclose(
+            [value for part in parts for value in part][1:], choice["logprobs"]["token_logprobs"][1:], atol=1e-4
+        )
+        assert mine[-1]["finish_reason"] == choice["finish_reason"] == "stop"
+
+
+def test_suffix_is_refused_with_the_reason(server: Any) -> None:
+    refused = server.post(COMPLETIONS, {"prompt": "x0", "suffix": "end"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "suffix"
+    assert "forward only" in refused.json()["error"]["message"]
+
+
+def test_tokenizer_info(server: Any) -> None:
+    info = server.get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|im_end|>" and "<|im_start|>" in info["chat_template"]
+    assert info["model_max_length"] == server.get("/v1/models").json()["data"][0]["max_model_len"]
+
+
 def test_echo(server: Any) -> None:
     """B24: the text begins with the prompt, also in a stream, also with nothing after it."""
     assert complete(server, "x0", echo=True, max_tokens=2)["choices"][0]["text"] == "x0 hello there"
@@ -66,8 +121,6 @@ def test_echo(server: Any) -> None:
         body = {"prompt": "x0", "temperature": 0, "echo": True, "max_tokens": tokens, "stream": True}
         chunks = events(server.post(COMPLETIONS, body))
         assert joined(chunks) == text and chunks[-1]["choices"][0]["finish_reason"] == "length"
-    refused = server.post(COMPLETIONS, {"prompt": "x0", "echo": True, "logprobs": 1})
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "echo"
 
 
 @pytest.mark.parametrize("top", [0, 1, 6])
