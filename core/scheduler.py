@@ -58,6 +58,12 @@ class Scheduler:
     def add(self, leader: Sequence) -> None:
         """A new request joins the queue."""
         self.num_unstarted += 1
+        slo = self.config.slo
+        if slo is not None and slo.ttft is not None:
+            decodes = self.rows.decoding()
+            context = int(self.rows.computed[decodes].sum(dtype=np.int64))
+            needed = self.prompt_seconds(leader.prompt_len, len(decodes), context)
+            leader.group.late_after = leader.group.arrived + slo.ttft * MARGIN - needed
         leader.account.unstarted += 1
         self.queue.push(leader)
 
@@ -221,15 +227,9 @@ class Scheduler:
         return -(-tokens // per_step) * beside + cost.per_token * tokens + cost.per_pair * tokens * tokens / 2
 
     def _is_late(self, seq: Sequence) -> bool:
-        """Whether a request can't have its first token in time any more, even if it were next."""
-        slo = self.config.slo
-        assert slo is not None and slo.ttft is not None
-        if seq.group.cached_tokens is not None:
-            return False  # it has begun; what waits is a sibling
-        decodes = self.rows.decoding()
-        context = int(self.rows.computed[decodes].sum(dtype=np.int64))
-        needed = self.prompt_seconds(seq.prompt_len, len(decodes), context)
-        return self.clock() + needed > seq.group.arrived + slo.ttft * MARGIN
+        """Whether a request can't have its first token in time any more. What has begun and waits again is not late."""
+        group = seq.group
+        return group.cached_tokens is None and self.clock() > group.late_after
 
     def _crowded(self, seq: Sequence) -> bool:
         """Whether one stream more would make steps longer than the objective lets them be."""

@@ -40,6 +40,7 @@ class Group:
     num_prompt_counted: int = 0  # prompt tokens accounted as cached or computed, each once
     cached_tokens: int | None = None  # of the prompt, from the prefix cache, at the first admission
     arrived: float = 0.0  # seconds, the engine's clock
+    late_after: float = float("inf")  # begun later, it can't have its first token in time
 
 
 @dataclass(slots=True, eq=False)

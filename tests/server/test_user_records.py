@@ -5,13 +5,22 @@ from __future__ import annotations
 import sqlite3
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from starlette.requests import Request as HttpRequest
 
+from bireme.core.request import SamplingParams
 from bireme.server.errors import ApiError
+from bireme.server.metrics import Metrics
+from bireme.server.names import ServedNames
+from bireme.server.openai_types import CompletionRequest
+from bireme.server.params import TextRules
+from bireme.server.settings import EngineSpec, ServerSettings
+from bireme.server.state import ServerState
 from bireme.server.users.allowance import Allowance, duration
 from bireme.server.users.bucket import Bucket
 from bireme.server.users.caller import Caller, network
@@ -221,3 +230,32 @@ def test_a_broken_file_leaves_the_server_as_it_was(tmp_path: Path, caplog: pytes
     assert len([line for line in caplog.messages if "user 'u': weight is -1" in line]) == 1, "said once"
     store.close()
     directory.close()
+
+
+def test_what_a_user_is_reaches_the_engine() -> None:
+    """Share, weight, rank, context and scope, as they stand in the request that is sent to it."""
+    user = User("anna", weight=3.0, priority=2, max_context=10)
+    settings = ServerSettings(EngineSpec("m"), prefix_cache_scope="prompt_cache_key")
+    text = SimpleNamespace(output=lambda *rules: None)
+    state = ServerState(
+        settings, cast(Any, None), ServedNames(("m",)), Metrics("m"), cast(Any, SimpleNamespace(text=text))
+    )
+    params = SamplingParams(max_tokens=500)
+    sent = []
+    for caller in (Caller("anna", user=user, allowance=Allowance(user)), Caller(address="10.0.0.1")):
+        http = HttpRequest({"type": "http", "headers": [], "caller": caller})
+        for body in (
+            CompletionRequest(user="bert", priority=-9, prompt_cache_key="k"),
+            CompletionRequest(priority=7, cache_salt="k"),
+        ):
+            sent.append(state.generation(http, body, (1, 2, 3), params, TextRules()).request)
+    assert [one.user for one in sent] == ["anna", "anna", "user:bert", "address:10.0.0.1"]
+    assert [one.weight for one in sent] == [3.0, 3.0, None, None]
+    assert [one.priority for one in sent] == [2, 7, -9, 7]
+    assert [one.params.max_tokens for one in sent] == [7, 7, 500, 500]
+    assert len({one.cache_salt for one in sent}) == 4 and all(one.arrival_time > 0 for one in sent)
+    with pytest.raises(ApiError, match="maximum context length for anna is 10 tokens, but the prompt has 10"):
+        http = HttpRequest(
+            {"type": "http", "headers": [], "caller": Caller("anna", user=user, allowance=Allowance(user))}
+        )
+        state.generation(http, CompletionRequest(), (1,) * 10, params, TextRules())

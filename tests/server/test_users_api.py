@@ -102,6 +102,11 @@ def test_requests_per_minute(house: House) -> None:
     assert error["code"] == "rate_limit_exceeded" and "3 requests per minute for few" in error["message"]
     assert 10 < int(refused.headers["retry-after"]) <= 20
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    claude = {"x-api-key": house.keys["few"], "anthropic-version": "2023-06-01"}
+    turn = {"max_tokens": 5, "messages": [{"role": "user", "content": "go 0"}]}
+    other = house.server.post("/v1/messages", turn, **claude)
+    assert other.status_code == 429 and other.json()["error"]["type"] == "rate_limit_error"
+    assert other.json()["type"] == "error" and int(other.headers["retry-after"]) > 5
     listed = house.server.get("/v1/models", Authorization=f"Bearer {house.keys['few']}")
     assert listed.status_code == 200 and listed.headers["x-ratelimit-limit-requests"] == "3"
     assert "x-ratelimit-limit-requests" not in house.ask("alice").headers
@@ -165,7 +170,7 @@ def test_usage_is_written_down_and_counted(house: House) -> None:
     house.server.wait_idle()
     before = house.server.metrics()
     answers = [house.ask("alice", [127] * 64, max_tokens=9) for _ in range(2)] + [house.with_key("master", [128] * 5)]
-    house.ask("few")
+    assert any(house.ask("few").status_code == 429 for _ in range(5))
     used = [answer.json()["usage"] for answer in answers]
     now = house.server.metrics()
 
