@@ -57,7 +57,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     app.state.watchers = Watchers(state.client)
-    app.state.responses = ResponseStore()
+    app.state.responses = ResponseStore(state.settings.response_store_size)
     for module in ROUTERS:
         app.include_router(module.router)
     settings = state.settings

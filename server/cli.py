@@ -28,6 +28,7 @@ ENGINE = EngineConfig()
 SERVER = ServerSettings(EngineSpec(""))
 LIMITS = SERVER.limits
 BODY_SIZE, HEADER_SIZE = size_text(SERVER.max_body_size), size_text(SERVER.max_header_size)
+STORE_SIZE = size_text(SERVER.response_store_size)
 
 app = typer.Typer(
     name="bireme",
@@ -95,6 +96,7 @@ def serve(
     prefix_cache_scope: options.PrefixCacheScope = "shared",
     max_body_size: options.MaxBodySize = BODY_SIZE,
     max_header_size: options.MaxHeaderSize = HEADER_SIZE,
+    response_store_size: options.ResponseStoreSize = STORE_SIZE,
     max_messages: options.MaxMessages = LIMITS.max_messages,
     max_tools: options.MaxTools = LIMITS.max_tools,
     max_prompts: options.MaxPrompts = LIMITS.max_prompts,
@@ -155,6 +157,7 @@ def serve(
             log_level=log_level,
             max_body_size=parse_size(max_body_size),
             max_header_size=parse_size(max_header_size),
+            response_store_size=parse_size(response_store_size),
             limits=limits,
             users_db=users_db,
             prefix_cache_scope=prefix_cache_scope,

@@ -93,6 +93,7 @@ async def server_info(http: Request) -> dict[str, Any]:
             "cors_credentials": settings.cors_credentials,
             "max_body_size": settings.max_body_size,
             "max_header_size": settings.max_header_size,
+            "response_store_size": settings.response_store_size,
             **dataclasses.asdict(settings.limits),
             "grace": settings.grace,
             "max_schema_bytes": settings.max_schema_bytes,

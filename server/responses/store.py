@@ -11,8 +11,7 @@ import orjson
 from ..errors import ApiError
 from .types import Item
 
-#: Bytes of JSON kept in all, and of one user at most a part of that.
-MAX_BYTES = 256 * 1024 * 1024
+#: Of all that is kept, one user's is at most one part of so many.
 USER_PART = 4
 
 
@@ -45,9 +44,9 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The least recently used go first: the user's own, where the user is over a part of ``max_bytes``."""
+    """The least recently used go first: the user's own, where the user is over a part of ``max_bytes`` of JSON."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
         self._sizes: dict[str, int] = {}  # by owner

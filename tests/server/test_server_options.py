@@ -60,6 +60,7 @@ WALK: dict[str, tuple[list[str], tuple[str, str], Any]] = {
     "--cors-credentials": (["--cors-credentials"], ("server", "cors_credentials"), True),
     "--max-body-size": (["--max-body-size", "2MiB"], ("server", "max_body_size"), 2 * 2**20),
     "--max-header-size": (["--max-header-size", "8KiB"], ("server", "max_header_size"), 8 * 2**10),
+    "--response-store-size": (["--response-store-size", "3MiB"], ("server", "response_store_size"), 3 * 2**20),
     "--max-messages": (["--max-messages", "30"], ("server", "max_messages"), 30),
     "--max-tools": (["--max-tools", "3"], ("server", "max_tools"), 3),
     "--max-prompts": (["--max-prompts", "4"], ("server", "max_prompts"), 4),
