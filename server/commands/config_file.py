@@ -25,6 +25,8 @@ ENV_PREFIX = "BIREME"
 #: Parameters that make no sense in a file.
 _NOT_SETTINGS = ("help", "config_file", "show_config")
 _SECRET = "api_key"
+#: How like an option's a variable's name must be to be taken for a slip.
+_LOOKS_LIKE = 0.88
 
 
 def user_file() -> Path:
@@ -55,8 +57,13 @@ def read_settings(path: Path, ctx: typer.Context) -> dict[str, Any]:
     if tables or not isinstance(table, Mapping):
         wrong = next(iter(tables), "serve")
         raise typer.BadParameter(f"{path}: {wrong!r} is not known there; settings stand in the table [serve]")
-    params = {str(param.name): param for param in ctx.command.params if param.name not in _NOT_SETTINGS}
+    params = _settings(ctx)
     return {_known(path, key, params): _checked(path, key, value, params, ctx) for key, value in table.items()}
+
+
+def _settings(ctx: typer.Context) -> dict[str, Any]:
+    """The command's parameters that a file may set, by name."""
+    return {str(param.name): param for param in ctx.command.params if param.name not in _NOT_SETTINGS}
 
 
 def _known(path: Path, key: str, params: Mapping[str, Any]) -> str:
@@ -99,6 +106,7 @@ def load(ctx: typer.Context, given: str | None) -> str | None:
     if ctx.resilient_parsing:
         return given
     _drop_kubernetes_port()
+    _check_environment(ctx)
     path = find_file(given)
     if path is None:
         return given
@@ -118,13 +126,25 @@ def _drop_kubernetes_port() -> None:
         typer.echo(f"bireme: {name}={os.environ.pop(name)} is Kubernetes' word for a service; ignored", err=True)
 
 
+def _check_environment(ctx: typer.Context) -> None:
+    """A variable with a wrong value is an error that names it; one that only looks like an option's is said."""
+    known = {f"{ENV_PREFIX}_{str(param.name).upper()}": param for param in _settings(ctx).values()}
+    for name, param in known.items():
+        try:
+            if (value := param.value_from_envvar(ctx)) is not None:
+                param.process_value(ctx, value)
+        except typer.BadParameter as error:
+            raise typer.BadParameter(f"{name}: {error.message}", param_hint="the environment") from None
+    for name in os.environ:
+        if name.startswith(f"{ENV_PREFIX}_") and name not in known:
+            if near := difflib.get_close_matches(name, known, n=1, cutoff=_LOOKS_LIKE):
+                typer.echo(f"bireme: {name} is no option's variable and is ignored; {near[0]} is one", err=True)
+
+
 def show(ctx: typer.Context) -> str:
     """The settings in effect as a file that could be read again; where each came from stands behind it."""
     lines = ["[serve]"]
-    for param in ctx.command.params:
-        name = param.name
-        if name is None or name in _NOT_SETTINGS:
-            continue
+    for name in _settings(ctx):
         line = _line(name, ctx.params.get(name))
         lines.append(f"{line:<48}  # {_origin(ctx, name)}")
     return "\n".join(lines)

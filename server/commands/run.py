@@ -70,7 +70,8 @@ def run(
         for name, text in (("temperature", temperature), ("top_p", top_p), ("max_tokens", max_tokens), ("seed", seed)):
             sampling.set(name, text)
         with contextlib.ExitStack() as stack:
-            connection, name, prompt = _connect(stack, model, prompt, url, port, api_key, own)
+            key = next(iter((api_key or "").split()), None)  # the variable may hold several, as a server takes them
+            connection, name, prompt = _connect(stack, model, prompt, url, port, key, own)
             session = Session(name, system, sampling.sampling)
             raise typer.Exit(_talk(session, connection, prompt, reasoning=reasoning, keep_history=keep_history))
     except BrokenPipeError:  # who read our output has had enough

@@ -14,8 +14,15 @@ from rich.segment import Segment
 from rich.text import Text
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+#: Characters that command a terminal instead of being shown: C0 and C1 without line breaks and tabs.
+_COMMANDS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 #: Lines of the terminal that the part still growing leaves free.
 _MARGIN = 2
+
+
+def printable(text: str) -> str:
+    """``text`` without what would command the terminal: a model may say anything, and so may a server."""
+    return text.translate(_COMMANDS)
 
 
 class Display:
@@ -79,10 +86,10 @@ class MarkdownDisplay(Display):
     def add(self, content: str, reasoning: str) -> None:
         if reasoning and self._show_reasoning:
             self._switch(thinking=True)
-            self._text += reasoning
+            self._text += printable(reasoning)
         if content:
             self._switch(thinking=False)
-            self._text += content
+            self._text += printable(content)
         done, rest = split_blocks(self._text)
         if done:
             self._text = rest
@@ -112,7 +119,7 @@ class MarkdownDisplay(Display):
         self._console.print(self._drawn(text.strip("\n")))
 
     def _drawn(self, text: str) -> Markdown | Text:
-        return Text(text, style="dim italic") if self._thinking else Markdown(text)
+        return Text(text, style="dim italic") if self._thinking else Markdown(text, hyperlinks=False)
 
     def _growing(self) -> _Tail | str:
         if not self._text.strip():

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from .answer import Answer, receive
 from .connection import Connection, ServerError
-from .display import Display, MarkdownDisplay
+from .display import Display, MarkdownDisplay, printable
 from .prompt import history, read_message
 from .session import Session
 from .slash import Chat, Leave, run_command
@@ -47,7 +47,7 @@ def chat(
 
 def _turn(state: Chat, connection: Connection, console: Console, text: str, *, reasoning: bool) -> None:
     if text.startswith("/"):
-        console.print(run_command(state, text), markup=False, highlight=False)
+        _note(console, run_command(state, text), style="")
     elif text.strip():
         _ask(state, connection, console, text.strip(), reasoning=reasoning)
 
@@ -70,7 +70,7 @@ def _ask(state: Chat, connection: Connection, console: Console, text: str, *, re
 
 
 def _note(console: Console, text: str, style: str = "dim") -> None:
-    console.print(text, style=style, markup=False, highlight=False)
+    console.print(printable(text), style=style, markup=False, highlight=False)
 
 
 def one_answer(session: Session, connection: Connection, text: str, display: Display) -> Answer:

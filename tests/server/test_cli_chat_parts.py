@@ -74,6 +74,16 @@ def test_markdown_display_prints_each_block_once() -> None:
     assert quiet.getvalue().split() == ["yes"]
 
 
+def test_answers_cannot_command_the_terminal() -> None:
+    out = io.StringIO()
+    with MarkdownDisplay(Console(file=out, width=80)) as display:
+        display.add("", "a\x1b]52;c;aGk=\x07b")
+        display.add("red \x1b", "")
+        display.add("[31m\x9b2J [text](http://elsewhere) \x00\r\x7f", "")
+    assert not set(out.getvalue()) & set("\x1b\x07\x9b\x00\r\x7f")
+    assert "http://elsewhere" in out.getvalue()  # where a link leads is seen
+
+
 def read(*lines: str) -> str:
     typed = iter(lines)
     return read_message(lambda prompt: next(typed))

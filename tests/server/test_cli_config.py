@@ -173,3 +173,12 @@ def test_a_port_that_kubernetes_sets_is_none() -> None:
 def test_serving_needs_a_model() -> None:
     result = CliRunner().invoke(app, ["serve"])
     assert result.exit_code == 2 and "MODEL" in result.output
+
+
+def test_slips_in_the_environment_are_named() -> None:
+    wrong = asked(BIREME_PORT="abc")
+    assert wrong.exit_code == 2 and "BIREME_PORT" in wrong.output
+    assert "sesame" not in asked(BIREME_API_KEY="sesame", BIREME_MAX_N="x").output
+    near = asked(BIREME_MAX_QUEU="3", BIREME_CACHE="/x")
+    assert near.exit_code == 0 and near.stderr.count("is ignored") == 1
+    assert "BIREME_MAX_QUEU is no option's variable and is ignored; BIREME_MAX_QUEUE is one" in near.stderr
