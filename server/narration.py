@@ -1,4 +1,4 @@
-"""One answer told as server-sent events with names, in an API's own order."""
+"""One answer told as server-sent events, in an API's own order: the one loop that all streams go through."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Protocol
 
 import orjson
 
-from .conversation import Conversation
 from .errors import ApiError
-from .reply import Delta
+from .generation import GenerationGroup, Piece
 
 logger = logging.getLogger("bireme.server")
 
@@ -21,10 +20,10 @@ class Narrator(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def take(self, delta: Delta) -> bytes: ...
+    def take(self, piece: Piece) -> bytes: ...
 
     def closing(self) -> bytes:
-        """After the delta that brought the end."""
+        """After the piece that brought the end."""
         ...
 
     def failed(self, error: ApiError) -> bytes:
@@ -37,14 +36,15 @@ def named_event(name: str, data: object) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 
 
-async def narrate(conversation: Conversation, narrator: Narrator, request_id: str) -> AsyncIterator[bytes]:
-    """The events of ``conversation``'s one reply, those that are due together in one write."""
+async def narrate(group: GenerationGroup, narrator: Narrator, request_id: str) -> AsyncIterator[bytes]:
+    """The events of ``group``'s answers, those that are due together in one write."""
     try:
-        yield narrator.opening()
-        async with contextlib.aclosing(conversation.group.pieces()) as batches:
+        if first := narrator.opening():
+            yield first
+        async with contextlib.aclosing(group.pieces()) as batches:
             async for pieces in batches:
-                if told := b"".join([narrator.take(conversation.read(piece)) for piece in pieces]):
-                    yield told
+                if told := b"".join([narrator.take(piece) for piece in pieces]):
+                    yield told  # text may be held back, and then the stream is silent
         yield narrator.closing()
     except ApiError as error:
         logger.warning("request %s failed in its stream: %s", request_id, error.message)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from ..anthropic.request import FIELD_NAMES, chat_request
 from ..anthropic.types import MessagesRequest
 from ..conversation import converse, render
 from ..errors import ApiError, ContextExceededError, bad_request
+from ..json_text import json_text
 from ..narration import narrate
 from ..openai_types import parse
 from ..renaming import field_names
@@ -41,7 +41,7 @@ async def create_message(http: Request) -> Response:
             return await until_gone(http.receive, _whole(answer))
         group = conversation.group
         await until_gone(http.receive, group.start(state.settings.accept_wait))
-    events = narrate(conversation, MessageNarrator(answer), request_id_of(http))
+    events = narrate(group, MessageNarrator(answer), request_id_of(http))
     return EventStream(events, group.close, state.settings.keep_alive, idle=PING)
 
 
@@ -67,7 +67,7 @@ async def _whole(answer: MessageAnswer) -> Response:
     await answer.conversation.each(answer.take)
     answer.blocks.finish()
     message = answer.message(answer.blocks.done, answer.ending())
-    return Response(orjson.dumps(message), media_type="application/json")
+    return Response(json_text(message), media_type="application/json")
 
 
 @contextmanager

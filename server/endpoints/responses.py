@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..conversation import converse, render
 from ..errors import ApiError, bad_request
+from ..json_text import json_text
 from ..narration import narrate
 from ..openai_types import parse
 from ..renaming import field_names
@@ -56,7 +56,7 @@ async def create_response(http: Request) -> Response:
             return await until_gone(http.receive, _whole(answer))
         group = conversation.group
         await until_gone(http.receive, group.start(state.settings.accept_wait))
-    events = narrate(conversation, ResponseNarrator(answer), request_id_of(http))
+    events = narrate(group, ResponseNarrator(answer), request_id_of(http))
     return EventStream(events, group.close, state.settings.keep_alive)
 
 
@@ -137,7 +137,7 @@ async def _read(http: Request) -> tuple[ServerState, _Asked]:
 async def _whole(answer: ResponseAnswer) -> Response:
     await answer.conversation.each(answer.take)
     status, _ = answer.close()
-    return Response(orjson.dumps(answer.ended(status)), media_type="application/json")
+    return Response(json_text(answer.ended(status)), media_type="application/json")
 
 
 def _keeper(http: Request, asked: _Asked) -> Callable[[Item], None]:
@@ -153,8 +153,8 @@ def _keeper(http: Request, asked: _Asked) -> Callable[[Item], None]:
             StoredResponse(
                 response["id"],
                 owner,
-                orjson.dumps(response),
-                orjson.dumps(history),
+                json_text(response),
+                json_text(history),
                 len(own),
                 len(response["output"]),
                 tuple(item["id"] for item in history),
