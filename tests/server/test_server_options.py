@@ -87,7 +87,8 @@ def options() -> dict[str, Any]:
 
 
 def test_every_option_is_walked() -> None:
-    elsewhere = {"--host", "--port", "--log-level"}  # in every other test's server, or in the log below
+    # in every other test's server, in the log below, or in test_cli_config.py
+    elsewhere = {"--host", "--port", "--log-level", "--config", "--show-config"}
     assert set(options()) - elsewhere == set(WALK)
 
 
