@@ -7,10 +7,9 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-import orjson
-
 from .errors import ApiError
 from .generation import GenerationGroup, Piece
+from .json_text import json_text
 
 logger = logging.getLogger("bireme.server")
 
@@ -33,7 +32,7 @@ class Narrator(Protocol):
 
 def named_event(name: str, data: object) -> bytes:
     """An event with its name, and ``data`` as JSON."""
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + json_text(data) + b"\n\n"
 
 
 async def narrate(group: GenerationGroup, narrator: Narrator, request_id: str) -> AsyncIterator[bytes]:
