@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import sys
 import time
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -75,8 +76,8 @@ class EngineClient:
         self.info: BackendInfo | None = None
         self.config: EngineConfig | None = None
         self.stats: EngineStats | None = None
-        self.changed = asyncio.Event()  # set at each change of state
         self._on_view: Callable[[View], None] | None = None  # who watches
+        self.changed = asyncio.Event()  # set at each change of state
 
     @property
     def num_live(self) -> int:
@@ -110,13 +111,13 @@ class EngineClient:
         """The request's last output was read; forget it."""
         self._streams.pop(request_id, None)
 
-    def fail_all(self, error: ApiError) -> None:
     def watch(self, on_view: Callable[[View], None] | None) -> None:
         """Have the engine send views to ``on_view`` from now on, also after a restart; None: no more."""
         self._on_view = on_view
         if self._socket is not None and self.state in (EngineState.READY, EngineState.STALLED):
             self._send(Watch(on_view is not None))
 
+    def fail_all(self, error: ApiError) -> None:
         """End every open stream with ``error`` and stop the engine's work on it."""
         for request_id, stream in list(self._streams.items()):
             self.abort(request_id)
@@ -228,13 +229,13 @@ class EngineClient:
         elif isinstance(message, Ready):
             self.info, self.config = message.info, message.config
             self._set_state(EngineState.READY)
-        elif isinstance(message, LoadFailed):
             if self._on_view is not None:
                 self._send(Watch(True))
         elif isinstance(message, View):
             self.stats = message.stats
             if self._on_view is not None:
                 self._on_view(message)
+        elif isinstance(message, LoadFailed):
             self._fail(message.message)
         elif isinstance(message, Died):
             self._set_state(EngineState.RESTARTING)
