@@ -85,7 +85,7 @@ class StepWatch:
     _dropped: int = 0
 
     def submitted(self, built: BuiltStep, rows: Rows, at: float) -> None:
-        """A step goes to the device; to be called before it is committed."""
+        """A step goes to the device; called before, since some devices are done with it when they have taken it."""
         seqs = [rows.seqs[row] for row in built.rows.tolist()]
         starts = rows.computed[built.rows]
         reads = (starts < rows.entry[built.rows]).tolist()

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bireme.backends.base import Ticket
 from bireme.bench.host import InstantBackend
 from bireme.core.blocks import BlockPool
 from bireme.core.config import EngineConfig
 from bireme.core.engine import Engine
 from bireme.core.request import Request, SamplingParams
+from bireme.core.step import StepBatch
 from bireme.core.watch import MAX_STEPS, EngineView, block_map
 
 
@@ -84,6 +86,23 @@ def test_time_on_the_device_goes_one_way() -> None:
     ends = [step.start + step.seconds for step in steps]
     assert all(step.start >= end for step, end in zip(steps[1:], ends, strict=False))
     assert ends[-1] <= one.clock()
+
+
+def test_a_device_that_works_while_it_is_given_a_step() -> None:
+    """Its whole time is shown, not what is left when it has taken the step."""
+    now = [0.0]
+    backend = InstantBackend(256, 16)
+    submit = backend.submit
+
+    def slow(batch: StepBatch) -> Ticket:
+        now[0] += 0.01  # as long as it says in its result
+        return submit(batch)
+
+    backend.submit = slow  # type: ignore[method-assign]
+    one = Engine(backend, EngineConfig(), lambda: now[0])
+    one.watch(True)
+    one.add(request("a", 20, 5))
+    assert all(step.seconds == pytest.approx(0.01) for step in drain(one).steps)
 
 
 def test_watching_begins_and_ends_at_any_time() -> None:

@@ -151,8 +151,10 @@ def test_narrow_screen(tabs: Any) -> None:
     page = tab.open()
     tab.ask(say("wide " + "x" * 150 + "\n\n```\n" + "y" * 150 + "\n```\n"))
     tab.done().wait_for()
-    for view in ("", "#dashboard"):
+    for view in ("#chat", "#dashboard"):
         page.goto(f"{tab.url}/{view}")
+        if view == "#dashboard":
+            page.locator("#latencies", has_text="ms").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
     page.goto(f"{tab.url}/#chat")
     assert page.locator("#side-settings").is_hidden() and page.locator("#send").is_visible()
