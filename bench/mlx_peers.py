@@ -31,7 +31,7 @@ from ..models.tokenizer import Tokenizer
 from .load import Prompt, Sample, Target, ask, closed_loop
 from .machine import describe, line
 from .mlx_folder import float32_folder
-from .servers import PYTHON, Server, free_port, start, start_bireme
+from .servers import Server, start_bireme, start_mlx_lm
 from .text import PromptMaker, load_tokenizer
 
 OURS, PEER = "bireme", "mlx_lm.server"
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         servers: list[Server] = []
         try:
             servers.append(start_bireme(OURS, folder, device="mlx", threads=1, parallel=max(2, *asked.concurrency)))
-            servers.append(_start_peer(folder))
+            servers.append(start_mlx_lm(PEER, folder))
             bench = Bench(servers, load_tokenizer(folder), asked)
             for server in servers:
                 with server.awake() as target:
@@ -156,14 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             json.dumps({"machine": machine, "figures": [dataclasses.asdict(f) for f in bench.figures]})
         )
     return int(any(figure.failed or figure.value is None for figure in bench.figures))
-
-
-def _start_peer(folder: Path) -> Server:
-    port = free_port()
-    command = [*PYTHON, "-m", "bireme.bench.mlx_server", "--model", str(folder), "--port", str(port)]
-    server = start(PEER, command, port)
-    server.target = dataclasses.replace(server.target, model="default_model", extra={})
-    return server
 
 
 def _parser() -> argparse.ArgumentParser:

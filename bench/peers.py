@@ -1,8 +1,13 @@
-"""Our server beside llama.cpp's on the same machine, model, prompts and load: ``make bench-peers``.
+"""Our server beside others on the same machine, weights, prompts and load: ``make bench-peers``.
 
-Both run in one session, each in its own processes; while one is measured the others are stopped, so that they share no
-core. Phases alternate, and each phase's prompts are new to every server. Requests go to /v1/completions as token ids,
-greedy, with a fixed number of tokens out, in a closed loop.
+All run in one session, each in its own processes; while one is measured the others are stopped, so that they share no
+core. Phases alternate, and each phase's prompts are new to every server. Requests go to /v1/completions, greedy, with a
+fixed number of tokens out, in a closed loop: as token ids, or as text where a peer takes no ids.
+
+llama.cpp reads the same GGUF file, or one with its weights as Q4_0. ``mlx-lm`` (mlx_lm.server) and ``transformers``
+(`transformers serve --continuous-batching`, which needs the package accelerate) read a float32 folder that is made of
+it, and its end token is one that no answer holds. Everything goes into an HTML report, with each peer's ratios as the
+paired mode of `bireme bench serve` gives them.
 """
 
 from __future__ import annotations
@@ -11,19 +16,27 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..models.hub import resolve
-from .load import Prompt, Report, closed_loop
+from ..models.tokenizer import Tokenizer
+from .compare import Pair, pair_text
+from .level import Level, Load, summarise
+from .load import Prompt, Report, Session, closed_loop, closed_samples, report
 from .machine import describe, line
+from .mlx_folder import float32_folder
+from .peers_page import peers_page
 from .requantise import requantised
-from .servers import Server, start_bireme, start_llama
+from .servers import Server, start_bireme, start_llama, start_mlx_lm, start_transformers
 from .text import PromptMaker, load_tokenizer
 
-OURS, LLAMA, LLAMA_Q4_0 = "bireme", "llama.cpp", "llama.cpp Q4_0"
+OURS, LLAMA, LLAMA_Q4_0, MLX_LM, TRANSFORMERS = "bireme", "llama.cpp", "llama.cpp Q4_0", "mlx-lm", "transformers"
+TEXT_ONLY = (MLX_LM, TRANSFORMERS)  # they take no token ids, and read the float32 folder
 REQUESTS = {1: 6, 4: 16, 8: 24, 16: 32}  # per phase and round; others: twice the concurrency
 
 
@@ -34,6 +47,7 @@ class Phase:
     name: str
     concurrency: int
     prompts: tuple[Prompt, ...]
+    warm: tuple[Prompt, ...] = ()  # asked before anything is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +59,36 @@ class Measured:
     round: int
     server: str
     report: Report
+    level: Level | None = None  # the same requests, for the paired figures
 
 
 def main() -> int:
     asked = _parser().parse_args()
     model = resolve(asked.model)
-    maker = PromptMaker(load_tokenizer(model))
+    tokenizer = load_tokenizer(model)
+    maker = PromptMaker(tokenizer)
     machine = describe()
     rounds = [_phases(maker, asked) for _ in range(asked.rounds)]
-    servers = _start(model, asked)
-    try:
-        measured = [row for number, phases in enumerate(rounds) for row in _round(number, phases, servers, maker)]
-        memory = {server.label: server.memory() for server in servers}
-    finally:
-        for server in servers:
-            server.stop()
+    if set(TEXT_ONLY) & set(asked.peers):
+        rounds = [[_as_text(phase, tokenizer) for phase in phases] for phases in rounds]
+    with tempfile.TemporaryDirectory(prefix="bireme-peers-") as scratch:
+        servers = _start(model, asked, Path(scratch))
+        try:
+            measured = [row for number, phases in enumerate(rounds) for row in _round(number, phases, servers)]
+            memory = {server.label: server.memory() for server in servers}
+        finally:
+            for server in servers:
+                server.stop()
     commands = {server.label: " ".join(server.command[1:]) for server in servers}
     print(markdown(machine, measured, memory, asked))
+    print("\n" + paired(measured))
+    about = {"machine": machine, "commands": commands, "memory_bytes": memory, "options": vars(asked)}
     if asked.json:
-        found = {"machine": machine, "commands": commands, "memory_bytes": memory, "options": vars(asked)}
-        rows = [asdict(row) for row in measured]
-        Path(asked.json).write_text(json.dumps(found | {"measured": rows}, indent=1, default=str), encoding="utf-8")
+        rows = [asdict(replace(row, level=None)) for row in measured]
+        Path(asked.json).write_text(json.dumps(about | {"measured": rows}, indent=1, default=str), encoding="utf-8")
+    if asked.html:
+        Path(asked.html).write_text(peers_page(measured, OURS, paired(measured), about), encoding="utf-8")
+        _say(f"report: {Path(asked.html).absolute()}")
     failed = [f"{row.server}, {row.phase}: {row.report.failed_line()}" for row in measured if row.report.failures]
     print("\n".join(failed), file=sys.stderr)
     return bool(failed)
@@ -81,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--prefix-tokens", type=int, default=1000, help="of the shared prefix; 0: leave that table out")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--peers", nargs="*", choices=[LLAMA, LLAMA_Q4_0], default=[LLAMA, LLAMA_Q4_0])
+    peers = [LLAMA, LLAMA_Q4_0, MLX_LM, TRANSFORMERS]
+    parser.add_argument("--peers", nargs="*", choices=peers, default=peers[:2])
+    parser.add_argument("--html", default="bench-peers.html", help="the report; '': none")
     parser.add_argument("--json", help="also write everything measured to this file")
     return parser
 
@@ -98,27 +123,48 @@ def _phases(maker: PromptMaker, asked: argparse.Namespace) -> list[Phase]:
     for concurrency in asked.concurrency:
         count = REQUESTS.get(concurrency, 2 * concurrency)
         prompts = [maker.distinct(asked.prompt_tokens) for _ in range(count)]
-        phases.append(_phase("distinct", concurrency, prompts, asked))
+        phases.append(_phase("distinct", concurrency, prompts, maker, asked))
     if asked.prefix_tokens:
-        phases.append(_phase("shared", 8, maker.shared(asked.prefix_tokens, 30, 24), asked))
+        phases.append(_phase("shared", 8, maker.shared(asked.prefix_tokens, 30, 24), maker, asked))
     return phases
 
 
-def _phase(name: str, concurrency: int, prompts: Sequence[tuple[int, ...]], asked: argparse.Namespace) -> Phase:
-    return Phase(name, concurrency, tuple(Prompt(ids, asked.output_tokens) for ids in prompts))
+def _phase(
+    name: str, concurrency: int, prompts: Sequence[tuple[int, ...]], maker: PromptMaker, asked: argparse.Namespace
+) -> Phase:
+    warm = (Prompt(maker.distinct(40), 4),) * min(2, concurrency)
+    return Phase(name, concurrency, tuple(Prompt(ids, asked.output_tokens) for ids in prompts), warm)
 
 
-def _start(model: Path, asked: argparse.Namespace) -> list[Server]:
+def _as_text(phase: Phase, tokenizer: Tokenizer) -> Phase:
+    prompts, warm = (
+        tuple(replace(one, content=tokenizer.decode(_ids(one))) for one in some) for some in (phase.prompts, phase.warm)
+    )
+    return replace(phase, prompts=prompts, warm=warm)
+
+
+def _ids(prompt: Prompt) -> list[int]:
+    return [item for item in prompt.content if isinstance(item, int)]
+
+
+def _start(model: Path, asked: argparse.Namespace, scratch: Path) -> list[Server]:
     parallel = max([*asked.concurrency, 8])
     longest = max(asked.prompt_tokens, asked.prefix_tokens + 30) + asked.output_tokens
     context = -(-longest // 256) * 256
-    servers = []
+    servers: list[Server] = []
+
+    @cache
+    def folder() -> Path:
+        return float32_folder(model, scratch / "model", never_ends=True)
+
     starts: dict[str, Callable[[], Server]] = {
         OURS: lambda: start_bireme(OURS, model, device=asked.device, threads=asked.threads, parallel=parallel),
         LLAMA: lambda: start_llama(LLAMA, model, threads=asked.threads, parallel=parallel, context=context),
         LLAMA_Q4_0: lambda: start_llama(
             LLAMA_Q4_0, requantised(model), threads=asked.threads, parallel=parallel, context=context
         ),
+        MLX_LM: lambda: start_mlx_lm(MLX_LM, folder()),
+        TRANSFORMERS: lambda: start_transformers(TRANSFORMERS, folder()),
     }
     try:
         for label in [OURS, *asked.peers]:
@@ -132,20 +178,21 @@ def _start(model: Path, asked: argparse.Namespace) -> list[Server]:
     return servers
 
 
-def _round(number: int, phases: Sequence[Phase], servers: Sequence[Server], maker: PromptMaker) -> list[Measured]:
+def _round(number: int, phases: Sequence[Phase], servers: Sequence[Server]) -> list[Measured]:
     """Every phase on every server; the order turns around from phase to phase."""
     measured = []
     for turn, phase in enumerate(phases):
         for server in servers if (turn + number) % 2 == 0 else servers[::-1]:
             with server.awake() as target:
-                warm = [Prompt(maker.distinct(40), 4)] * min(2, phase.concurrency)
-                asyncio.run(closed_loop(target, warm, len(warm)))
-                report = asyncio.run(closed_loop(target, phase.prompts, phase.concurrency))
-            measured.append(Measured(phase.name, phase.concurrency, number, server.label, report))
+                asyncio.run(closed_loop(target, phase.warm, len(phase.warm)))
+                sessions = [Session((prompt,)) for prompt in phase.prompts]
+                samples = asyncio.run(closed_samples(target, sessions, phase.concurrency))
+            found, level = report(samples), summarise(samples, Load("closed", phase.concurrency, None))
+            measured.append(Measured(phase.name, phase.concurrency, number, server.label, found, level))
             _say(
                 f"round {number + 1}, {phase.name}, {phase.concurrency} at once, {server.label}: "
-                f"{report.output_tokens_per_second:.1f} tok/s, TTFT p50 {_seconds(report.ttft['p50'])}"
-                f"{' ' + report.failed_line() if report.failures else ''}"
+                f"{found.output_tokens_per_second:.1f} tok/s, TTFT p50 {_seconds(found.ttft['p50'])}"
+                f"{' ' + found.failed_line() if found.failures else ''}"
             )
     return measured
 
@@ -171,6 +218,21 @@ def markdown(
             ]
     used = ", ".join(f"{label} {size / 2**20:.0f} MiB" for label, size in memory.items())
     return "\n".join([*parts, f"Resident memory at the end: {used}."])
+
+
+def paired(measured: Sequence[Measured]) -> str:
+    """Ours over each peer, phase by phase: the middle of the rounds' ratios and their spread."""
+    texts = []
+    for label in dict.fromkeys(row.server for row in measured if row.server != OURS):
+        pairs = []
+        for phase, users in dict.fromkeys((row.phase, row.concurrency) for row in measured):
+            of = [row for row in measured if (row.phase, row.concurrency) == (phase, users)]
+            ours, its = (
+                tuple(row.level for row in of if row.server == one and row.level is not None) for one in (OURS, label)
+            )
+            pairs.append(Pair(f"{phase} prompts, {users} at once", ours, its))
+        texts.append(pair_text(pairs, (OURS, label)))
+    return "\n\n".join(texts)
 
 
 def _table(rows: Sequence[Measured]) -> str:

@@ -11,7 +11,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -84,6 +85,31 @@ def start_llama(label: str, model: Path, *, threads: int, parallel: int, context
     command = [*PYTHON, "-m", "bireme.bench.llama_server", str(model), "--port", str(port)]
     command += ["--threads", str(threads), "--parallel", str(parallel), "--context", str(context)]
     return start(label, command, port)
+
+
+def start_mlx_lm(label: str, folder: Path) -> Server:
+    """mlx-lm's server over a safetensors folder."""
+    port = free_port()
+    command = [*PYTHON, "-m", "bireme.bench.mlx_server", "--model", str(folder), "--port", str(port)]
+    server = start(label, command, port)
+    server.target = replace(server.target, model="default_model", extra={})
+    return server
+
+
+def start_transformers(label: str, folder: Path, *, device: str = "cpu") -> Server:
+    """`transformers serve` with its continuous batching over a safetensors folder.
+
+    Raises:
+        RuntimeError: it did not come up, or needs a package that is not there.
+    """
+    if find_spec("accelerate") is None:
+        raise RuntimeError("transformers serve needs the package accelerate: pip install accelerate")
+    port = free_port()
+    command = [*PYTHON, "-c", "from transformers.cli.transformers import main; main()", "serve", str(folder)]
+    command += ["--device", device, "--host", "127.0.0.1", "--port", str(port), "--continuous-batching"]
+    server = start(label, command, port)
+    server.target = replace(server.target, model=str(folder), extra={})  # it refuses ignore_eos
+    return server
 
 
 def start(label: str, command: list[str], port: int, patience: float = 180.0) -> Server:
