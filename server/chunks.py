@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from .errors import ApiError
 from .generation import GenerationGroup, Piece
+from .narration import narrate
 from .openai_types import StreamOptions, wants_usage
 from .sse import DONE, event
 from .usage import usage_of
-
-logger = logging.getLogger("bireme.server")
 
 
 class ChunkWriter:
@@ -39,29 +37,34 @@ class ChunkWriter:
         return b'],"usage":' + orjson.dumps(usage_of(self._group)) + b"}\n\n"
 
 
-async def stream_chunks(
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """The chunks as a ``Narrator`` tells them."""
+
+    writer: ChunkWriter
+    first: Iterable[bytes]
+    choices: Callable[[Piece], list[bytes]]
+
+    def opening(self) -> bytes:
+        return b"".join(map(self.writer.choice, self.first))
+
+    def take(self, piece: Piece) -> bytes:
+        return b"".join([self.writer.choice(choice) for choice in self.choices(piece)])
+
+    def closing(self) -> bytes:
+        return self.writer.usage() + DONE if self.writer.with_usage else DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """An error event, and no DONE."""
+        return event(error.json())
+
+
+def stream_chunks(
     group: GenerationGroup,
     writer: ChunkWriter,
     opening: Iterable[bytes],
     choices: Callable[[Piece], list[bytes]],
     request_id: str,
 ) -> AsyncIterator[bytes]:
-    """A stream's events: ``opening``'s choices, ``choices`` of each piece, usage where asked, DONE.
-
-    A failure ends it with an error event and without DONE, so that no client takes half a text for a whole one.
-    """
-    try:
-        if first := b"".join(map(writer.choice, opening)):
-            yield first
-        async with contextlib.aclosing(group.pieces()) as batches:
-            async for pieces in batches:
-                told = b"".join([writer.choice(choice) for piece in pieces for choice in choices(piece)])
-                if told:  # text may be held back, and then the stream is silent
-                    yield told
-        yield writer.usage() + DONE if writer.with_usage else DONE
-    except ApiError as error:
-        logger.warning("request %s failed in its stream: %s", request_id, error.message)
-        yield event(error.json())
-    except Exception:
-        logger.exception("request %s failed in its stream", request_id)
-        yield event(ApiError(500, f"Internal error; see the server's log for request {request_id}.").json())
+    """A stream's events: ``opening``'s choices, ``choices`` of each piece, usage where asked, DONE."""
+    return narrate(group, _Chunks(writer, opening, choices), request_id)

@@ -107,7 +107,7 @@ PrefixCacheScope = Annotated[
 
 MaxBodySize = Annotated[str, _limit("Size of a body.")]
 MaxHeaderSize = Annotated[str, _limit("Size of a request's line and headers.")]
-ResponseStoreSize = Annotated[str, _limit("Memory for responses that /v1/responses keeps; 0 keeps none.")]
+ResponseStoreSize = Annotated[str, _limit("Memory for responses that /v1/responses keeps.")]
 MaxMessages = Annotated[int, _limit("Messages of a conversation.", min=1)]
 MaxTools = Annotated[int, _limit("Tools offered.", min=0)]
 MaxPrompts = Annotated[int, _limit("Texts in one request to /v1/completions or /v1/embeddings.", min=1)]

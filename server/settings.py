@@ -59,7 +59,7 @@ class ServerSettings:
     accept_wait: float = 2.0  # a stream's headers go out after so long even if the engine has not answered yet
     max_body_size: int = 32 * 1024 * 1024
     max_header_size: int = 64 * 1024  # of a request's line and headers
-    response_store_size: int = 256 * 1024 * 1024  # of responses kept for later, in memory; 0: none is
+    response_store_size: int = 256 * 1024 * 1024  # of responses kept for later, in memory
     limits: RequestLimits = field(default_factory=RequestLimits)
     max_schema_bytes: int = 256 * 1024  # of a JSON schema, expression or grammar
     max_schema_depth: int = 64  # of a schema's objects and arrays in each other

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..conversation import Conversation
 from ..errors import ApiError
+from ..generation import Piece
 from ..narration import named_event
 from ..reply import TOOL_CALLS, Delta
 from ..state import new_id
@@ -77,7 +78,8 @@ class MessageNarrator:
         message = self._answer.message([], {"stop_reason": None, "stop_sequence": None})
         return _told([{"type": "message_start", "message": message}]) + PING
 
-    def take(self, delta: Delta) -> bytes:
+    def take(self, piece: Piece) -> bytes:
+        delta = self._answer.conversation.read(piece)
         return _told(self._answer.take(delta))
 
     def closing(self) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..conversation import Conversation
 from ..errors import ApiError
-from ..generation import ScoredToken
+from ..generation import Piece, ScoredToken
 from ..logprobs import chat_logprobs
 from ..narration import named_event
 from ..reply import Delta
@@ -136,7 +136,8 @@ class ResponseNarrator:
         response = self._answer.response(IN_PROGRESS)
         return self._told([{"type": f"response.{kind}", "response": response} for kind in ("created", "in_progress")])
 
-    def take(self, delta: Delta) -> bytes:
+    def take(self, piece: Piece) -> bytes:
+        delta = self._answer.conversation.read(piece)
         return self._told(self._answer.take(delta))
 
     def closing(self) -> bytes:
