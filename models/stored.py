@@ -11,7 +11,7 @@ from pathlib import Path
 from .cache import cache_folder
 from .demo import demo_model_path
 from .hub import cached_snapshot, missing_files
-from .hub_choice import offers
+from .hub_choice import Selection, offers
 
 HUB, OWN, FOLDER = "hub", "bireme", "folder"
 _REPO = "models--"
@@ -85,7 +85,14 @@ def _in_hub() -> Iterator[StoredModel]:
         for name, chosen in offers(repo, sizes).items():
             files = tuple(snapshot / file for file in chosen.files)
             path = snapshot / chosen.main if chosen.gguf else snapshot
-            yield StoredModel(name, HUB, path, files, tuple(missing_files(snapshot, chosen.files)))
+            yield StoredModel(name, HUB, path, files, _missing(snapshot, chosen))
+
+
+def _missing(folder: Path, chosen: Selection) -> tuple[str, ...]:
+    try:
+        return tuple(missing_files(folder, chosen.files))
+    except (ValueError, LookupError, AttributeError, TypeError, OSError):  # one broken file must not hide the others
+        return ("a list of its files that can be read",)
 
 
 def _in_own_folder() -> Iterator[StoredModel]:
@@ -102,7 +109,7 @@ def _in_folder(folder: Path) -> Iterator[StoredModel]:
         for chosen in offers("a/b", sizes).values():
             path = place / chosen.main if chosen.gguf else place
             files = tuple(place / file for file in chosen.files)
-            yield StoredModel(str(path), FOLDER, path, files, tuple(missing_files(place, chosen.files)))
+            yield StoredModel(str(path), FOLDER, path, files, _missing(place, chosen))
 
 
 def _remove_from_hub(model: StoredModel) -> None:

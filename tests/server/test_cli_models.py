@@ -118,6 +118,18 @@ def test_half_a_model_is_called_so(tmp_path: Path) -> None:
     assert "big-00002-of-00002.gguf missing" in str(row["problem"])
 
 
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_broken_index_hides_no_other_model(tmp_path: Path, index: str) -> None:
+    folder = tmp_path / "more" / "broken"
+    folder.mkdir(parents=True)
+    for name, text in (("config.json", "{}"), ("model.safetensors", ""), ("model.safetensors.index.json", index)):
+        (folder / name).write_text(text)
+    shutil.copy(scripted.SCRIPTED, tmp_path / "more" / "good.gguf")
+    rows = listed("--folder", str(tmp_path / "more"))
+    assert "that can be read missing" in str(rows[str(folder)]["problem"])
+    assert rows[str(tmp_path / "more" / "good.gguf")]["problem"] is None
+
+
 def test_rm_asks_and_deletes_one_quantisation(tmp_path: Path) -> None:
     for name in ("org/one:Q8_0", "org/one:Q4_K_M"):
         bireme("pull", name)
