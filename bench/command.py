@@ -68,6 +68,80 @@ def serve(
     _or_fail(run_serve, locals())
 
 
+_Json = Annotated[Path | None, typer.Option("--json", help="Write the record here.")]
+_Device = Annotated[str, typer.Option(help="cpu, cuda, mlx; auto: the best there is.")]
+_Model = Annotated[str, typer.Option(help="As for `bireme serve`.")]
+_Threads = Annotated[int | None, typer.Option(help="On a CPU. Default: one per core.", min=1)]
+_InputLen = Annotated[int, typer.Option(help="Tokens in.", min=1)]
+_OutputLen = Annotated[int, typer.Option(help="Tokens out.", min=1)]
+_Seed = Annotated[int, typer.Option(help="Of the prompts.")]
+
+
+@bench.command("throughput")
+def throughput(
+    model: _Model = "demo",
+    device: _Device = "auto",
+    num_prompts: Annotated[int, typer.Option(help="Requests, all there at the start.", min=1)] = 64,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 16,
+    input_len: _InputLen = 128,
+    output_len: _OutputLen = 64,
+    threads: _Threads = None,
+    seed: _Seed = 0,
+    json_path: _Json = None,
+) -> None:
+    """What the engine gets through, without a server: tokens and requests a second."""
+    _offline("throughput", locals())
+
+
+@bench.command("latency")
+def latency(
+    model: _Model = "demo",
+    device: _Device = "auto",
+    batch_size: Annotated[str, typer.Option(help="Requests that start together, e.g. 1,4,8.")] = "1,4,8",
+    iterations: Annotated[int, typer.Option(help="Batches of each size.", min=1)] = 5,
+    input_len: _InputLen = 128,
+    output_len: _OutputLen = 32,
+    threads: _Threads = None,
+    seed: _Seed = 0,
+    json_path: _Json = None,
+) -> None:
+    """How long batches take, without a server: whole, to their first tokens, and per token."""
+    _offline("latency", locals())
+
+
+@bench.command("host")
+def host(
+    sequences: Annotated[str, typer.Option(help="Running sequences, e.g. 1,64,256.")] = "1,64,256",
+    steps: Annotated[int, typer.Option(help="Steps measured.", min=1)] = 1000,
+    json_path: _Json = None,
+) -> None:
+    """What scheduling and batch building cost per step, over a device that answers at once."""
+    _offline("host", locals())
+
+
+@bench.command("kernels")
+def kernels(
+    device: _Device = "auto",
+    quick: Annotated[bool, typer.Option(help="Fewer shapes, shorter.")] = False,
+    json_path: _Json = None,
+) -> None:
+    """The device's own kernels, beside plain torch."""
+    _offline("kernels", locals())
+
+
+def _offline(name: str, options: dict[str, Any]) -> None:
+    def run(given: dict[str, Any]) -> int:
+        from .offline import run_offline
+        from .serve_command import numbers
+
+        for option, plural in (("batch_size", "batch_sizes"), ("sequences", "sequences")):
+            if option in given:
+                given[plural] = tuple(int(value) for value in numbers(option.replace("_", "-"), given[option]))
+        return run_offline(name, given)
+
+    _or_fail(run, options)
+
+
 def _or_fail(call: Any, options: dict[str, Any]) -> None:
     """Run a command; what is wrong with the input becomes one line, failures of requests exit code 1."""
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -82,6 +82,18 @@ def per_layer(run: Callable[[Layer], object], layers: list[Layer], seconds: floa
             run(layer)
         best, passes = min(best, time.perf_counter() - begin), passes + 1
     return best / len(layers) * 1e6
+
+
+def figures(seconds: float, quick: bool = False) -> Iterator[dict[str, object]]:
+    """Microseconds a layer of every case (``quick``: the two smallest) and operation, ours and torch's; one flat
+    record each."""
+    for sequences, new, context in CASES[:2] if quick else CASES:
+        layers = max(2, min(CONFIG.num_layers, 400_000 // (sequences * context)))
+        case = Case(sequences, new, context, layers)
+        for name in case.work(case.ops[0]):
+            ours, theirs = (per_layer(case.work(ops)[name], case.layers, seconds) for ops in case.ops)
+            what = f"{name}, {sequences} x {new} new tokens, context {context}"
+            yield {"kernel": what, "us": ours, "torch us": theirs}
 
 
 def report(sequences: int, new: int, context: int, seconds: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -75,6 +75,22 @@ class Contest:
             speed(ours, outputs, inputs, rows, self.layers[0].nbytes),
             speed(theirs, outputs, inputs, rows, self.matrices[0].nbytes),
         )
+
+
+def figures(kinds: Sequence[str], rows: Sequence[int], quick: bool = False) -> Iterator[dict[str, object]]:
+    """Every shape (``quick``: the two smallest) of every kind at each number of rows, warm; one flat record each."""
+    for kind in kinds:
+        for outputs, inputs in SHAPES[:2] if quick else SHAPES:
+            contest = Contest(kind, outputs, inputs, cold=False)
+            for count in rows:
+                ours, theirs = contest.measure(count)
+                yield {
+                    "kernel": f"linear {kind} {outputs} x {inputs}, {count} rows",
+                    "us": ours.micros,
+                    "torch us": theirs.micros,
+                    "GFLOP/s": ours.gflops,
+                    "GB/s": ours.gigabytes,
+                }
 
 
 def main() -> None:
