@@ -13,10 +13,10 @@ import numpy as np
 
 from ..backends.base import Backend, Ticket
 from . import pooling, scores
-from .account import OUTPUT_WEIGHT, Account
+from .account import OUTPUT_WEIGHT
 from .config import EngineConfig
 from .constraint import Outcome
-from .estimate import first_token_seconds
+from .estimate import unattainable
 from .grammar import Grammar
 from .intake import Limits, check, make_group
 from .invariants import find_problems, quarantine
@@ -32,7 +32,6 @@ from .request import (
 )
 from .scheduler import Scheduler
 from .sequence import Group, Sequence
-from .slo import MARGIN
 from .stats import EngineStats, UserCounts
 from .step import StepResult
 from .watch import EngineView, StepWatch
@@ -123,8 +122,10 @@ class Engine:
         if most is not None and account.unstarted + beside_own >= most:
             self.scheduler.counters.requests_rejected += 1
             raise self._full(f"{most} requests of this user are waiting, the most allowed (max_queue_per_user)")
-        if self.config.slo_policy == "refuse":
-            self._check_attainable(request, account)
+        if refusal := unattainable(self.scheduler, request, account, self._pace()):
+            self.scheduler.counters.requests_rejected += 1
+            self.scheduler.counters.requests_unattainable += 1
+            raise refusal
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
         """Queue a request. ``grammar`` is what ``request.params.grammar`` was compiled to.
@@ -266,9 +267,9 @@ class Engine:
             built = self.scheduler.schedule()
             self._end_out_of_room()
         if built is not None:
-            self._in_flight.append(_InFlight(self.backend.submit(built.batch), built))
             if self._watch is not None:
                 self._watch.submitted(built, self.scheduler.rows, self.clock())
+            self._in_flight.append(_InFlight(self.backend.submit(built.batch), built))
             self.scheduler.commit(built)
             self.scheduler.counters.steps += 1
             self._last_step_time = self.clock()
@@ -389,38 +390,19 @@ class Engine:
             )
         )
 
-    def _check_attainable(self, request: Request, account: Account) -> None:
-        """Refuse a request that would wait too long for its first token. An idle engine takes everything: waiting could
-        not make it any faster."""
-        slo, scheduler = self.config.slo, self.scheduler
-        if slo is None or slo.ttft is None or not (scheduler.queue or scheduler.rows.num_running):
-            return
-        times = self._finish_times
-        interval = (self.clock() - times[0]) / len(times) if len(times) > 1 else None
-        tokens = len(request.prompt_ids)
-        waited = max(0.0, self.clock() - request.arrival_time) if request.arrival_time else 0.0
-        expected = waited + first_token_seconds(scheduler, account, request.priority, tokens, interval)
-        if expected <= slo.ttft * MARGIN:
-            return
-        scheduler.counters.requests_rejected += 1
-        scheduler.counters.requests_unattainable += 1
-        raise QueueFullError(
-            f"the first token would come after about {expected:.1f} s, and the objective is {slo.ttft:g} s (slo); "
-            f"try again in {max(1.0, expected - slo.ttft):.0f} s",
-            max(1.0, expected - slo.ttft),
-            "slo_unattainable",
-        )
-
     def _full(self, why: str) -> QueueFullError:
         after = self._retry_after()
         return QueueFullError(f"{why}; try again in {after:.0f} s", after)
 
     def _retry_after(self) -> float:
         """Seconds until about one request will have finished, by the recent pace: 1 to 60."""
+        pace = self._pace()
+        return 5.0 if pace is None else min(60.0, max(1.0, pace))
+
+    def _pace(self) -> float | None:
+        """Seconds from one request's end to the next, of late; None where there were not two yet."""
         times = self._finish_times
-        if len(times) < 2:
-            return 5.0
-        return min(60.0, max(1.0, (self.clock() - times[0]) / len(times)))
+        return (self.clock() - times[0]) / len(times) if len(times) > 1 else None
 
     def _die(self, error: Exception) -> EngineDeadError:
         """Fail everything under way; hand out with it what was known already."""

@@ -9,10 +9,31 @@ import numpy as np
 
 from .account import PROMPT_WEIGHT, Account
 from .fairness import LATE_EVERY
+from .request import QueueFullError, Request
+from .slo import MARGIN
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
     from .sequence import Sequence
+
+
+def unattainable(
+    scheduler: Scheduler, request: Request, account: Account, interval: float | None
+) -> QueueFullError | None:
+    """Why ``request`` is refused now, with the numbers: its first token would come too late, and that is to be refused.
+    An idle engine takes everything: no waiting could make it faster. ``interval`` as of ``first_token_seconds``."""
+    slo = scheduler.config.slo
+    if scheduler.config.slo_policy != "refuse" or slo is None or slo.ttft is None:
+        return None
+    if not scheduler.queue and not scheduler.rows.num_running:
+        return None
+    waited = max(0.0, scheduler.clock() - request.arrival_time) if request.arrival_time else 0.0
+    expected = waited + first_token_seconds(scheduler, account, request.priority, len(request.prompt_ids), interval)
+    if expected <= slo.ttft * MARGIN:
+        return None
+    after = max(1.0, expected - slo.ttft)
+    text = f"the first token would come after about {expected:.1f} s, and the objective is {slo.ttft:g} s (slo)"
+    return QueueFullError(f"{text}; try again in {after:.0f} s", after, "slo_unattainable")
 
 
 def first_token_seconds(
