@@ -137,7 +137,7 @@ def test_n_sequences_share_a_prompt_and_differ(engine):
 
 
 def test_windows_survive_prefix_reuse(engine):
-    """Window 24: 200 tokens, then a prompt equal to the first 100 and others, then one equal to all 200 and others."""
+    """C17. Window 24: 200 tokens, then a prompt equal to the first 100 and others, then one of all 200 and others."""
     source = ids(200)
     later = {"part": (source[:100] + ids(11), GREEDY), "whole": (source + ids(12), GREEDY)}
     wanted = alone(engine, "mistral", later)
@@ -145,6 +145,18 @@ def test_windows_survive_prefix_reuse(engine):
     run(warm, {"source": (source, GREEDY)})
     assert run(warm, later)[0] == wanted
     assert warm.stats().prompt_tokens_cached >= 96 + 192
+
+
+@pytest.mark.parametrize("length", [3, 5, 16, 19])
+def test_a_short_prefix_is_reused_without_what_lies_behind_it(engine, length):
+    """C25: a block holds sixteen tokens, of which the prefix fills some; the rest of it is never read."""
+    source = ids(40)
+    later = {"later": (source[:length] + ids(9, 1), GREEDY)}
+    wanted = alone(engine, "llama", later)
+    warm = engine("llama")
+    run(warm, {"source": (source, GREEDY)})
+    assert run(warm, later)[0] == wanted
+    assert warm.stats().prompt_tokens_cached == length
 
 
 def test_a_nan_request_fails_alone(engine):

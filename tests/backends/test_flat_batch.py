@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from steps import Driver, LogitTap
-from tiny_models import VOCAB
+from steps import Driver, LogitTap, ids
 
 ROUNDING = {"atol": 1e-4, "rtol": 0}
-
-
-def ids(count: int) -> list[int]:
-    """Another prompt for each length."""
-    return [int(i) for i in np.random.default_rng(count).integers(0, VOCAB, count)]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
@@ -34,7 +28,7 @@ def test_chunked_prefill_is_one_shot_prefill(tiny, drive, name, chunk):
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 def test_batched_is_alone(tiny, drive, name):
-    """Prompts of 3, 12 and 50 tokens, also while others join and leave."""
+    """C18. Prompts of 3, 12 and 50 tokens, also while others join and leave."""
     driver = drive(tiny(name).folder)
     tap = LogitTap(driver)
     prompts = [ids(n) for n in (3, 12, 50, 29)]

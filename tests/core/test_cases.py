@@ -118,6 +118,27 @@ def test_a_whole_cached_prompt_still_computes_one_token(length: int, limit: int,
     assert cached == [0, length - 1, length - 1]
 
 
+@DEPTHS
+@pytest.mark.parametrize(("length", "in_last"), [(0, 0), (1, 1), (15, 15), (16, 16), (17, 1), (32, 16)])
+def test_the_last_block_holds_what_is_over(length: int, in_last: int, depth: int) -> None:
+    """C06: twice, the second time with shared blocks; every step is checked for counts and doubles in the free list."""
+    sim = simulation(num_blocks=8, depth=depth)
+    if not length:
+        with pytest.raises(RequestRejectedError):
+            sim.add(prompt(0))
+        return
+    for _ in range(2):
+        request = sim.add(prompt(length), greedy(1))
+        (seq,) = sim.group(request)
+        while sim.engine.has_work():
+            sim.step()
+            if blocks := len(seq.blocks):
+                assert length - 16 * (blocks - 1) == in_last
+        sim.finish()
+    pool = sim.engine.scheduler.kv.pool
+    assert len(set(pool.listed())) == len(list(pool.listed())) == pool.num_unreferenced == 8
+
+
 def test_a_reused_block_is_not_found_under_its_old_contents() -> None:
     """C05"""
     sim = simulation(num_blocks=4)
@@ -136,6 +157,22 @@ def test_salts_are_not_shared() -> None:
         sim.finish()
         hits.append(sim.records[request, 0].cached)
     assert hits == [0, 0, 0, 49]
+
+
+def test_many_prompts_take_no_more_than_the_pool() -> None:
+    """C27: the cache is bounded by the pool's bytes, not by entries; old blocks go before new ones are needed."""
+    sim = simulation(num_blocks=32)
+    for seed in range(200):
+        sim.add(prompt(40 + seed % 50, seed), greedy(3))
+        sim.finish()
+        stats = sim.engine.stats()
+        assert stats.kv_blocks_live == 0 and stats.kv_blocks_cached <= 32
+    assert stats.kv_blocks_cached > 24
+    with pytest.raises(RequestRejectedError):
+        sim.add(prompt(32 * 16))
+    again = sim.add(prompt(40 + 199 % 50, 199), greedy(3))
+    sim.finish()
+    assert sim.records[again, 0].cached == 40 + 199 % 50 - 1
 
 
 def test_an_idle_engine_shows_a_cache_and_no_leak() -> None:

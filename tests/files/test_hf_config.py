@@ -173,6 +173,7 @@ def test_partial_rotation() -> None:
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", "made_up"])
 def test_unsupported_rope_is_refused_by_name(kind: str) -> None:
+    """C19: factors chosen by length are no neighbour's to choose, since no such scaling is read."""
     with pytest.raises(CheckpointError, match=f"rope_scaling of kind '{kind}' is not supported"):
         read(rope_scaling={"type": kind, "factor": 2.0})
 

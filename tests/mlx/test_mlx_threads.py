@@ -57,7 +57,7 @@ def _noting(method: Callable[..., Any], seen: set[int]) -> Callable[..., Any]:
 
 
 def test_one_thread_touches_mlx_from_load_to_close(tiny, touched):
-    """Loading, joins, aborts, two steps in flight and closing: all MLX calls come from the engine's own thread."""
+    """F11. Loading, joins, aborts, two steps in flight and closing: all MLX calls come from the engine's own thread."""
     folder = tiny("llama").folder
 
     def serve() -> int:

@@ -1,4 +1,4 @@
-"""A client that goes away takes its request with it, whatever the request was doing (C13, F05)."""
+"""A client that goes away takes its request with it, whatever the request was doing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TOKEN = b'"delta":{"content":'
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("where", ["server", "hooked"])
 def test_while_tokens_come(request: pytest.FixtureRequest, where: str, stream: bool) -> None:
-    """``hooked`` has a decorator middleware around the application."""
+    """C13. ``hooked`` has a decorator middleware around the application."""
     server = request.getfixturevalue(where)
     before = server.metrics()
     with raw_post(server, "/v1/chat/completions", {**ENDLESS, "stream": stream}) as connection:

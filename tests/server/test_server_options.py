@@ -1,4 +1,4 @@
-"""Every option of ``bireme serve`` reaches what it is for (F08), and the command line itself."""
+"""Every option of ``bireme serve`` reaches what it is for, and the command line itself."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def options() -> dict[str, Any]:
 
 
 def test_every_option_is_walked() -> None:
-    # in every other test's server, in the log below, or in test_cli_config.py
+    # F08: in every other test's server, in the log below, or in test_cli_config.py
     elsewhere = {"--host", "--port", "--log-level", "--config", "--show-config"}
     assert set(options()) - elsewhere == set(WALK)
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from api_bodies import chat, events, joined
 
 PERSON = {
     "type": "object",
@@ -52,6 +53,12 @@ TOOL = {
             "additionalProperties": False,
         },
     },
+}
+CLOSED = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
 }
 HOT = {"temperature": 1.5, "max_tokens": 70}
 
@@ -121,6 +128,19 @@ def test_json_object_is_an_object_with_an_end_to_its_whitespace(demo: Any) -> No
     for choice in response.json()["choices"]:
         signs = re.sub(r'"(\\.|[^"\\])*"?', '""', choice["message"]["content"])  # inside a string anything goes
         assert not re.search(r"[ \t]{42}|\n\s*\n", signs)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", [{"type": "json_object"}, schema_format(CLOSED)], ids=["object", "schema"])
+def test_a_model_that_wants_white_space_for_ever_gets_little(server: Any, form: Any, stream: bool) -> None:
+    """B19: between the parts of the JSON it is bounded, so what has an end comes to it. (A text may be all spaces.)"""
+    answer = server.post("/v1/chat/completions", chat("E", response_format=form, max_tokens=200, stream=stream))
+    choice = (events(answer)[-1] if stream else answer.json())["choices"][0]
+    text = joined(events(answer)) if stream else choice["message"]["content"]
+    runs = re.findall(r"\s+", re.sub(r'"[^"]*("|$)', "", text))
+    assert runs and max(map(len, runs)) <= 42
+    if form["type"] == "json_schema":
+        assert choice["finish_reason"] == "stop" and isinstance(json.loads(text)["a"], bool)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +263,7 @@ def test_twenty_at_once_some_free_some_not(demo: Any) -> None:
     ],
 )
 def test_what_can_not_be_kept_to_is_refused_by_name(demo: Any, fields: Any, param: str, words: str) -> None:
+    """B17"""
     for more in ({}, {"stream": True}):
         response = ask(demo, **fields, **more)
         error = response.json()["error"]
