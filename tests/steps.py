@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from tiny_models import VOCAB
 
 from bireme.backends.base import Backend, Ticket
 from bireme.core.request import SamplingParams, TokenLogprob
 from bireme.core.step import PLACEHOLDER, RowInit, StepBatch
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def ids(count: int) -> list[int]:
+    """Random tokens of the tiny models, the same for the same count."""
+    return [int(i) for i in np.random.default_rng(count).integers(0, VOCAB, count)]
 
 
 @dataclass(eq=False)

@@ -1,22 +1,19 @@
 """The steps that a backend runs before it serves: one of each size that has kernels of its own, and the largest.
 
-They run over a pool of a single block, which every table names again and again. What they compute there is noise; what
-they compile, and how much memory they take, depends on sizes alone.
+They run over a pool of a single block.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterator
 
 from ...core.config import EngineConfig
-from ...core.request import MAX_LOGPROBS, SamplingParams
-from ...core.step import PLACEHOLDER, RowInit, StepBatch
+from ...core.step import StepBatch
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
+from ..trial_steps import WIDEST, trial_step
 from .library import mx, on_metal
 from .metal.attention import LEAST_SPAN
 from .metal.kernel import available
@@ -28,19 +25,6 @@ from .work import longest_context
 LAYERS = 4
 #: On a CPU a largest step of more operations than this would keep the start waiting, and is not run.
 CPU_OPERATIONS = 10**9
-GREEDY = SamplingParams(temperature=0.0)
-#: Everything that a sampler can be asked at once.
-WIDEST = SamplingParams(
-    min_tokens=1,
-    top_k=50,
-    top_p=0.9,
-    min_p=0.01,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    logit_bias={0: 1.0},
-    logprobs=MAX_LOGPROBS,
-)
 
 
 def small_steps(model: ModelConfig, engine: EngineConfig) -> Iterator[StepBatch]:
@@ -52,8 +36,8 @@ def small_steps(model: ModelConfig, engine: EngineConfig) -> Iterator[StepBatch]
         decodes = min(count, engine.max_num_seqs)
         chunk = min(count - decodes + 1, context)
         spans = [(1, 1)] * (decodes - 1) + [(chunk, chunk)]
-        yield batch(spans, engine.block_size, placeholders=count > 1)
-    yield batch([(1, min(LEAST_SPAN + 1, context))], engine.block_size, WIDEST, copies=((0, 0),))
+        yield trial_step(spans, engine.block_size, placeholders=count > 1)
+    yield trial_step([(1, min(LEAST_SPAN + 1, context))], engine.block_size, WIDEST, copies=((0, 0),))
 
 
 def largest_step(model: ModelConfig, engine: EngineConfig) -> StepBatch:
@@ -65,38 +49,7 @@ def largest_step(model: ModelConfig, engine: EngineConfig) -> StepBatch:
         count = min(left - after, context)
         spans.append((count, context))
         left -= count
-    return batch(spans[::-1], engine.block_size, WIDEST)
-
-
-def batch(
-    spans: Sequence[tuple[int, int]],
-    block_size: int,
-    params: SamplingParams = GREEDY,
-    *,
-    placeholders: bool = False,
-    copies: Sequence[tuple[int, int]] = (),
-) -> StepBatch:
-    """A step of sequences with (new tokens, context with them), all in block 0. ``placeholders``: a single token is
-    the row's last, whatever that was."""
-    counts, contexts = (np.array(each, np.int32) for each in zip(*spans, strict=True))
-    positions = np.concatenate([np.arange(end - count, end) for count, end in spans]).astype(np.int32)
-    token_ids = np.zeros(len(positions), np.int32)
-    if placeholders:
-        token_ids[np.repeat(counts == 1, counts)] = PLACEHOLDER
-    rows = np.arange(len(spans), dtype=np.int32)
-    return StepBatch(
-        step_id=-1,
-        token_ids=token_ids,
-        positions=positions,
-        slots=(positions % block_size).astype(np.int64),
-        query_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        context_lens=contexts,
-        block_tables=np.zeros((len(spans), -(-int(contexts.max()) // block_size)), np.int32),
-        rows=rows,
-        samples=np.ones(len(spans), np.bool_),
-        copies=np.array(copies, np.int32).reshape(-1, 2),
-        new_rows=tuple(RowInit(int(row), params, seed=0, prompt_ids=(0,), end_ids=(0,)) for row in rows),
-    )
+    return trial_step(spans[::-1], engine.block_size, WIDEST)
 
 
 def few_layers(decoder: Decoder) -> Decoder:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from mlx_measures import extra_bytes, ids
-from steps import LogitTap
+from steps import LogitTap, ids
 
 from bireme.backends.cuda import kv as reference
 from bireme.backends.mlx import ops, step
 from bireme.backends.mlx.kv import KVPool, quantise
 from bireme.backends.mlx.library import mx
+from bireme.backends.mlx.rehearsal import extra_bytes
 from bireme.core.memory import kv_bytes_per_token, kv_element_bytes
 from bireme.models.config import ModelConfig
 

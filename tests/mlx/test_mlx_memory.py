@@ -14,6 +14,7 @@ from bireme.backends.mlx import memory, rehearsal, step
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.runner import MlxBackend
 from bireme.backends.mlx.weights import MlxLoader
+from bireme.backends.trial_steps import GREEDY, WIDEST, trial_step
 from bireme.core import config
 from bireme.core.config import EngineConfig
 from bireme.models.checkpoint import open_checkpoint
@@ -157,9 +158,9 @@ def test_the_measured_step_bounds_every_other(tiny, on_mlx, monkeypatch, name, k
     monkeypatch.setattr(rehearsal, "extra_bytes", lambda work: measured.append(extra(work)) or measured[0])
     driver = on_mlx(tiny(name).folder, max_num_batched_tokens=256, kv_cache_dtype=kv_cache_dtype)
     random = np.random.default_rng(0)
-    for params in (rehearsal.WIDEST, rehearsal.GREEDY):
+    for params in (WIDEST, GREEDY):
         for sequences in (1, 3, 8):
-            batch = rehearsal.batch(spans(random, 256, sequences), 16, params)
+            batch = trial_step(spans(random, 256, sequences), 16, params)
             taken = extra(lambda batch=batch: driver.backend.submit(batch).wait())
             assert 0 < taken < measured[0] * memory.MEASURED_MARGIN
     assert len(measured) == 1

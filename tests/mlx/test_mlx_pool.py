@@ -6,15 +6,16 @@ import gc
 
 import numpy as np
 import pytest
-from mlx_measures import extra_bytes, ids
+from steps import ids
 
 from bireme.backends.mlx import cpu, ops, step
 from bireme.backends.mlx.kv import KVPool
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.metal.attention import MOST_QUERIES, Geometry
-from bireme.backends.mlx.rehearsal import batch
+from bireme.backends.mlx.rehearsal import extra_bytes
 from bireme.backends.mlx.rope import RotaryTable
 from bireme.backends.mlx.step import MlxStep, PagedGroup
+from bireme.backends.trial_steps import trial_step
 from bireme.models.config import ModelConfig, RopeConfig
 
 POOL = 96 << 20  # bytes; far more than a step of a tiny model needs
@@ -115,7 +116,7 @@ def test_chunks_beside_paged_decodes_are_bounded_too(tiny, on_mlx, monkeypatch, 
     kv.paged = Geometry(4, 2, 16, 16, "float32")
     spans = [(1, 400), (MOST_QUERIES, 90), (MOST_QUERIES + 1, 200), (300, 500), (1, 1)]
     groups = MlxStep.build(
-        batch(spans, 16), mx.zeros((8,), mx.int32), kv, RotaryTable(RopeConfig(1e4), 16), lambda: None
+        trial_step(spans, 16), mx.zeros((8,), mx.int32), kv, RotaryTable(RopeConfig(1e4), 16), lambda: None
     ).attention_groups(window, 4)
     paged, *gathered = groups.parts
     assert isinstance(paged, PagedGroup) and paged.paged.spans.tokens == 1 + MOST_QUERIES + 1
