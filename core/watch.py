@@ -163,4 +163,5 @@ def _per_cell(kind: NDArray[np.bool_], per_cell: int) -> bytes:
     cells = -(-len(kind) // per_cell)
     padded = np.zeros(cells * per_cell, np.bool_)
     padded[: len(kind)] = kind
-    return padded.reshape(cells, per_cell).sum(1).clip(max=255).astype(np.uint8).tobytes()
+    counts: NDArray[np.uint8] = padded.reshape(cells, per_cell).sum(1).clip(max=255).astype(np.uint8)
+    return counts.tobytes()

@@ -6,14 +6,15 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 WINDOW = 300.0  # seconds that an ended request counts
 MOST = 2000  # requests kept
 PERCENTS = (50, 90, 99)
 
 
-class Latency(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Latency:
     """Seconds at some percentiles, of ``count`` requests; empty where there were none."""
 
     count: int

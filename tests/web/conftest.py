@@ -44,7 +44,7 @@ def server(start: Any) -> Server:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Closed with each module: while it runs, nothing else may use an event loop on this thread."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install 'bireme[browser]')")
     if not CHROMIUM:
         pytest.skip("needs Chromium (apt install chromium, or its path in CHROMIUM)")
     with sync_api.sync_playwright() as playwright:

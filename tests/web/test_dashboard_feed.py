@@ -18,7 +18,7 @@ from bireme.core.slo import Slo
 from bireme.server.client import EngineClient
 from bireme.server.metrics import Metrics
 from bireme.server.names import ServedNames
-from bireme.server.recent import Recent
+from bireme.server.recent import Latency, Recent
 from bireme.server.settings import EngineSpec, ServerSettings
 from bireme.server.snapshot import Names, snapshot
 from bireme.server.state import ServerState
@@ -152,7 +152,7 @@ def test_latencies_of_the_last_minutes() -> None:
     recent = Recent(lambda: now[0])
     recent.add(9.0, None)
     now[0] = 400.0
-    assert recent.latencies()["ttft"] == (0, {})
+    assert recent.latencies()["ttft"] == Latency(0, {})
     for number in range(1, 101):
         recent.add(number / 100, number / 1000)
     ttft = recent.latencies()["ttft"]

@@ -5,7 +5,7 @@ import { plural, seconds, whole } from "./format.js";
 import { Surface } from "./surface.js";
 
 const AXIS = 18; // pixels at the bottom
-const LANE = { least: 3, most: 22 };
+const LANE = { least: 3, most: 26 };
 const TICKS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20];
 
 export class Timeline {
