@@ -50,7 +50,7 @@ def shown(*arguments: str, **environment: str) -> tuple[dict[str, Any], dict[str
 
 
 def asked(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(app, ["serve", "--show-config", *arguments], env=environment)
+    return CliRunner().invoke(app, ["serve", "--show-config", *arguments], env={"COLUMNS": "500", **environment})
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> Path:
