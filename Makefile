@@ -59,7 +59,7 @@ fmt: .venv/.dev-$(EXTRA)
 types: .venv/.dev-$(EXTRA)
 	@mkdir -p .venv/types && ln -sfn ../.. .venv/types/bireme
 	@cd .venv/types && MYPYPATH=. ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache \
-		-m bireme -m bireme.llm -p bireme.core -p bireme.models -p bireme.backends -p bireme.server -p bireme.bench \
+		-m bireme -m bireme.llm -p bireme.core -p bireme.models -p bireme.backends -p bireme.grammar -p bireme.server -p bireme.bench \
 		-p bireme.planner
 
 bench-peers: .venv/.bench-$(EXTRA)
