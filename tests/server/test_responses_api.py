@@ -384,3 +384,10 @@ def test_sealed_text_comes_back_and_nothing_else_does() -> None:
     bomb = seal("x" * (5 * 1024 * 1024))
     for token in ("", "gAAAA", "bireme1.", "bireme1.!!", seal("abc")[:-6], bomb):
         assert unseal(token) is None
+
+
+def test_a_client_that_leaves_ends_its_request(server: Any) -> None:
+    fields = body("6", max_output_tokens=2000, stream=True)
+    with httpx.stream("POST", server.url + "/v1/responses", json=fields) as answer:
+        next(answer.iter_bytes())
+    server.wait_idle()
