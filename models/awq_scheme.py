@@ -16,7 +16,7 @@ from .safetensors import SafeTensor
 from .scheme import Module
 from .source import StoredTensor
 from .weight import CheckpointError, Weight
-from .zero_points import affine, kept_group
+from .zero_points import affine, is_group_size, kept_group
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word's eight outputs
 Words = NDArray[np.uint32]
@@ -67,7 +67,7 @@ def awq_scheme(given: Mapping[str, Any], source: str) -> AwqScheme:
             f"{source}: AWQ weights of {bits!r} bits, version {version!r}, are not supported; supported: 4 bits, "
             "version 'gemm'"
         )
-    if type(group) is not int or (group != -1 and (group < 32 or group % 32)):
+    if not is_group_size(group):
         raise CheckpointError(f"{source}: AWQ group_size is {group!r}; wanted: a multiple of 32, or -1")
     return AwqScheme(group)
 

@@ -20,7 +20,7 @@ from .safetensors import SafeTensor
 from .scheme import Module
 from .source import StoredTensor
 from .weight import CheckpointError, Weight
-from .zero_points import affine, group_order, kept_group
+from .zero_points import affine, group_order, is_ordered, kept_group
 
 _FORMATS = ("float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 _BITS = (4, 8)  # of packed integers
@@ -56,11 +56,10 @@ class PackedScheme:
                 f"holds {columns} columns of {bits} bits in {scales[1]} groups a row; a group must be a multiple of 32",
             )
         self._check_zeros(module, rows, scales[1])
-        if "weight_g_idx" in module.parts and module.need("weight_g_idx", "I32", "I64") != (columns,):
-            module.fail("weight_g_idx", f"has another shape than ({columns},)")
+        ordered = is_ordered(module, "weight_g_idx", columns)
         return StoredTensor(
             f"{module.stem}.weight_packed", (rows, columns), "MLX", module.nbytes(*self.parts), bits,
-            group_size=kept_group(group), scheme="packed", ordered="weight_g_idx" in module.parts,
+            group_size=kept_group(group), scheme="packed", ordered=ordered,
         )  # fmt: skip
 
     def _check_zeros(self, module: Module, rows: int, groups: int) -> None:

@@ -18,7 +18,7 @@ from .safetensors import SafeTensor
 from .scheme import Module
 from .source import StoredTensor
 from .weight import CheckpointError, Weight
-from .zero_points import affine, group_order, kept_group
+from .zero_points import affine, group_order, is_group_size, is_ordered, kept_group
 
 BITS = (2, 3, 4, 8)
 FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is added to stored zero points
@@ -54,11 +54,10 @@ class GptqScheme:
                 f"is {rows} outputs of {columns} inputs with {self._bits} bits in groups of {group}, as config.json "
                 f"says; its qzeros {zeros} must then be {(groups, width)} and its scales {scales} {(groups, rows)}",
             )
-        if "g_idx" in module.parts and module.need("g_idx", "I32", "I64") != (columns,):
-            module.fail("g_idx", f"has shape {module.parts['g_idx'].shape}; wanted: one number for {columns} inputs")
+        ordered = is_ordered(module, "g_idx", columns) and self._ordered
         return StoredTensor(
             f"{module.stem}.qweight", (rows, columns), "MLX", module.nbytes(*self.parts), self._bits,
-            group_size=kept_group(group), scheme="GPTQ", ordered=self._ordered and "g_idx" in module.parts,
+            group_size=kept_group(group), scheme="GPTQ", ordered=ordered,
         )  # fmt: skip
 
     def load(self, module: Module, stored: StoredTensor) -> Weight:
@@ -78,7 +77,7 @@ def gptq_scheme(given: Mapping[str, Any], source: str) -> GptqScheme:
         raise CheckpointError(
             f"{source}: GPTQ weights in the format {named!r} are not supported; supported: {', '.join(FORMATS)}"
         )
-    if bits not in BITS or type(group) is not int or (group != -1 and (group < 32 or group % 32)):
+    if bits not in BITS or not is_group_size(group):
         raise CheckpointError(
             f"{source}: GPTQ weights of {bits!r} bits in groups of {group!r} are not supported; supported: {BITS} "
             "bits, groups of a multiple of 32, or -1"

@@ -6,7 +6,7 @@ the sum of the two is scale * (code - zero point) rounded once: nothing is lost.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,21 @@ def _narrow(values: NDArray[np.float32]) -> NDArray[np.floating[Any]]:
 def kept_group(group: int) -> int:
     """The size a group of ``group`` columns is cut to: the largest of MLX's that divides it; itself, if none does."""
     return next((size for size in sorted(GROUP_SIZES, reverse=True) if group % size == 0), group)
+
+
+def is_group_size(size: object) -> TypeGuard[int]:
+    """Whether config.json's group size is one that backends know: a multiple of 32, or -1 for all columns."""
+    return type(size) is int and (size == -1 or (size >= 32 and size % 32 == 0))
+
+
+def is_ordered(module: Module, part: str, columns: int) -> bool:
+    """Whether the module says in ``part`` which group each column is in. CheckpointError for another shape."""
+    if part not in module.parts:
+        return False
+    shape = module.need(part, "I32", "I64")
+    if shape != (columns,):
+        module.fail(part, f"has shape {shape}; wanted: one number for each of {columns} columns")
+    return True
 
 
 def group_order(module: Module, part: str, columns: int, groups: int) -> NDArray[np.integer[Any]] | None:

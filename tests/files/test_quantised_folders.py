@@ -86,7 +86,7 @@ def test_forms_that_are_not_read_are_named(tmp_path: Path, given: dict[str, Any]
         ("awq", "scales", lambda data: data[:1], r"qweight is 64 outputs of 64 inputs, in groups of 32 .* \(1, 64"),
         ("awq", "qweight", lambda data: data[:60], r"qweight has shape \(60, 8\); wanted: \[inputs, a multiple of 8"),
         ("gptq", "qzeros", lambda data: data[:, :4], r"its qzeros \(2, 4\) must then be \(2, 8\)"),
-        ("gptq", "g_idx", lambda data: data[:5], r"g_idx has shape \(5,\); wanted: one number for 64 inputs"),
+        ("gptq", "g_idx", lambda data: data[:5], r"g_idx has shape \(5,\); wanted: one number for each of 64 columns"),
         ("fp8-blocks", "weight_scale_inv", None, f"missing tensor {QUERY}.weight_scale_inv"),
         ("fp8-blocks", "weight_scale_inv", lambda data: data[:, :1], r"shape \(2, 1\); config.json names blocks of"),
         ("fp8-rows", "weight_scale", lambda data: data[:9], r"shape \(9, 1\); config.json names no blocks for weights"),
