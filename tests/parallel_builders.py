@@ -61,6 +61,19 @@ def breaks(checkpoint: Any, config: Any, ranks: Any, control: Any, progress: Any
     return made
 
 
+def drifts(checkpoint: Any, config: Any, ranks: Any, control: Any, progress: Any = None) -> TorchBackend:
+    """Rank 1 would draw other tokens."""
+    return _drifting(build_rank(checkpoint, config, ranks, control, progress), ranks)
+
+
+def _drifting(made: TorchBackend, ranks: Any) -> TorchBackend:
+    decoder: Any = made._decoder
+    if ranks.rank:
+        head = decoder.head
+        decoder.head = lambda x: -head(x)
+    return made
+
+
 def graphs(checkpoint: Any, config: Any, ranks: Any, control: Any, progress: Any = None) -> TorchBackend:
     """The GPU's road over a stand-in for one: captured steps, in plain torch."""
     from bireme.backends.cuda.weights import DenseLoader
@@ -86,14 +99,17 @@ def refuses_graphs(checkpoint: Any, config: Any, ranks: Any, control: Any, progr
 
 
 def kernels(checkpoint: Any, config: Any, ranks: Any, control: Any, progress: Any = None) -> TorchBackend:
-    """The GPU's road with its kernels, in Triton's interpreter: planes, and steps captured with the draw inside."""
+    """The GPU's road with its kernels, in Triton's interpreter: planes, and steps captured with the draw inside.
+
+    Rank 1 would draw other tokens.
+    """
     os.environ.setdefault("TRITON_INTERPRET", "1")
     from bireme.backends.cuda.quantized import PlanarLoader
     from bireme.backends.cuda.triton_ops import TritonOps
     from bireme.backends.cuda.triton_sampler import TritonSampler
 
     parts = {"ops": TritonOps, "sampler": TritonSampler, "quantized": True}
-    return _over(PromptGpu(), PlanarLoader, checkpoint, config, ranks, control, **parts)
+    return _drifting(_over(PromptGpu(), PlanarLoader, checkpoint, config, ranks, control, **parts), ranks)
 
 
 def _over(device: Any, loader: Any, checkpoint: Any, config: Any, ranks: Any, control: Any, **parts: Any) -> Any:

@@ -143,6 +143,23 @@ def test_blocks_stay_whole(tmp_path, both, caplog, mix, kv_heads):
     assert ("2 matrices (model.layers.0.self_attn.o_proj.weight, ...) are decoded" in caplog.text) == (dim == 24)
 
 
+def ahead(backend) -> list[list[int]]:
+    """Each step is submitted before the tokens of the one before are known on the host."""
+    drive = Driver(backend)
+    tracks = [drive.add(range(40, 44), row=1), drive.add([5, 6], WARM, row=0, seed=3)]
+    sent = [drive.submit([(track, track.pending) for track in tracks])]
+    for _ in range(4):
+        sent.append(drive.submit([(track, 1) for track in tracks]))
+        drive.collect(sent.pop(0))
+    drive.collect(sent.pop())
+    return [track.made for track in tracks]
+
+
+def test_all_go_on_with_what_rank_0_drew(tiny, both):
+    one, two = both(tiny("llama").folder, "parallel_builders:drifts")
+    assert ahead(two) == ahead(one)
+
+
 def test_captured_steps(tiny, both):
     """The GPU's road: every size is captured at load, on all ranks; two steps in flight; the draw outside the graph."""
     one, two = both(tiny("llama").folder, "parallel_builders:graphs")

@@ -30,11 +30,15 @@ def talk(backend):
     """Two sequences, of which one asks much of the sampler, which has graphs captured anew; then one."""
     drive = Driver(backend)
     tracks = [drive.add(range(40, 43), row=1), drive.add([5], WARM, row=0, seed=3)]
-    drive.generate(tracks, 2, chunk=2)
-    drive.generate(tracks[1:], 4)
+    drive.generate(tracks, 1, chunk=2)
+    for count in (2, 1):  # each two in flight: only the devices know what the second goes on from
+        first, second = (drive.submit([(track, 1) for track in tracks[-count:]]) for _ in range(2))
+        drive.collect(first)
+        drive.collect(second)
     return [track.made for track in tracks]
 
 
+@pytest.mark.slow
 def test_kernels_on_two_ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH")))))
     torch.set_num_threads(1)
@@ -49,6 +53,6 @@ def test_kernels_on_two_ranks(tmp_path, monkeypatch):
         assert isinstance(decoder.head.part, QuantizedLinear) and decoder.head.part.parts[0].rows == 65
         assert decoder.head.part.parts[0] is decoder.embed.part.table
         assert talk(two) == wanted
-        assert graphs.captured == (2, 1) and graphs.replays >= 2
+        assert graphs.captured == (2, 1) and graphs.replays >= 4
     finally:
         two.close()
