@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from .. import __version__
@@ -77,7 +77,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(ClientGoneError, _client_gone)
+    for gone in (ClientGoneError, ClientDisconnect):  # while answering, and while the body was read
+        app.add_exception_handler(gone, _client_gone)
     app.openapi = described(app.openapi)  # type: ignore[method-assign]
     return app
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -23,12 +24,17 @@ original_app = run.create_app
 
 
 def app_inside_plain_middleware(state: ServerState) -> FastAPI:
-    """The application as someone would extend it: a decorator middleware, which stands between server and endpoint."""
+    """The application as someone would extend it: a decorator middleware, which stands between server and endpoint, and
+    a route, which tells how many tasks there are."""
     app = original_app(state)
 
     @app.middleware("http")
     async def passes(request: Request, call_next: RequestResponseEndpoint) -> Response:
         return await call_next(request)
+
+    @app.get("/tasks")
+    async def tasks() -> dict[str, int]:
+        return {"tasks": len(asyncio.all_tasks())}
 
     return app
 

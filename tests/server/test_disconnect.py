@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import socket
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from api_bodies import chat, wait_for
 
@@ -123,3 +126,62 @@ def test_aborted_requests_are_in_every_metric(server: Any) -> None:
     assert moved["vllm:generation_tokens_total"] == moved["vllm:request_generation_tokens_sum"] > 0
     assert moved["vllm:request_prompt_tokens_count"] == moved["vllm:e2e_request_latency_seconds_count"] == 5
     assert ": abort; prompt" in server.log
+
+
+#: Requests that would go on for long, by every road into the engine.
+LONG = {
+    "/v1/chat/completions": {**ENDLESS, "n": 2},
+    "/v1/completions": {"prompt": ["x6", "xC"], "max_tokens": 2000, "ignore_eos": True},
+    "/v1/responses": {"input": "go 6", "max_output_tokens": 1900},
+    "/v1/messages": {"messages": [{"role": "user", "content": "go 6"}], "max_tokens": 1900},
+}
+PHASES = ("connect", "head", "body", "sent", "waiting", "streaming", "whole", "form")
+
+
+async def leave(port: int, phase: str, rng: random.Random) -> None:
+    """Connect, go as far as ``phase``, and be gone, with a reset half of the time."""
+    path, fields = rng.choice(list(LONG.items()))
+    body: dict[str, Any] = {**fields, "stream": phase != "whole"}
+    if phase == "form":
+        path, number = "/v1/chat/completions", rng.randrange(10**6)
+        body = {**ENDLESS, "stream": True, "guided_regex": f"[a-z]{{1500}}{number}"}
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    sent = {"connect": b"", "head": head[: rng.randrange(len(head))], "body": head + data[: rng.randrange(len(data))]}
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    if rng.random() < 0.5:
+        linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.write(sent.get(phase, head + data))
+    await writer.drain()
+    if phase == "streaming":
+        for _ in range(rng.randrange(1, 6)):
+            await asyncio.wait_for(reader.read(500), 20)
+    elif phase not in ("connect", "sent"):
+        await asyncio.sleep(rng.random() * 0.15)
+    writer.transport.abort() if rng.random() < 0.5 else writer.close()
+
+
+def test_five_hundred_that_leave_at_any_time_leave_nothing(hooked: Any) -> None:
+    """C13: no sequence, no block, no task and no connection; by every road, in every phase, eighty at once."""
+    hooked.wait_idle()
+    rng, port = random.Random(7), httpx.URL(hooked.url).port or 80
+    process = psutil.Process(hooked.process.pid)
+    tasks, files = hooked.get("/tasks").json()["tasks"], process.num_fds()
+
+    async def everyone() -> None:
+        gate = asyncio.Semaphore(80)
+
+        async def one(number: int) -> None:
+            async with gate:
+                await leave(port, PHASES[number % len(PHASES)], random.Random(rng.random()))
+
+        await asyncio.gather(*(one(number) for number in range(500)))
+
+    asyncio.run(everyone())
+    hooked.wait_idle(20)
+    assert hooked.metrics()["bireme:kv_blocks_live"] == 0
+    assert wait_for(lambda: hooked.get("/tasks").json()["tasks"] == tasks, 10)
+    assert wait_for(lambda: process.num_fds() <= files, 10)
+    assert hooked.post("/v1/chat/completions", chat("0", max_tokens=3)).status_code == 200
+    assert "Traceback" not in hooked.log, hooked.log
