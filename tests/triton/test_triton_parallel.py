@@ -22,17 +22,18 @@ from bireme.core.request import SamplingParams
 from bireme.models.checkpoint import open_checkpoint
 
 TESTS = Path(__file__).parents[1]
-CONFIG = EngineConfig(max_num_seqs=2, max_num_batched_tokens=2, max_model_len=32, kv_cache_memory=1 << 18)
+CONFIG = EngineConfig(max_num_seqs=1, max_num_batched_tokens=2, max_model_len=32, kv_cache_memory=1 << 18)
 WARM = SamplingParams(temperature=1.0, top_k=40, repetition_penalty=1.2)
 
 
 def talk(backend):
-    """Two sequences, of which one asks much of the sampler, which has graphs captured anew; then one."""
+    """A greedy sequence, then one that asks much of the sampler, for which graphs are captured anew."""
     drive = Driver(backend)
-    tracks = [drive.add(range(40, 43), row=1), drive.add([5], WARM, row=0, seed=3)]
-    drive.generate(tracks, 1, chunk=2)
-    for count in (2, 1):  # each two in flight: only the devices know what the second goes on from
-        first, second = (drive.submit([(track, 1) for track in tracks[-count:]]) for _ in range(2))
+    tracks = [drive.add(range(40, 43), row=0), drive.add([5], WARM, row=0, seed=3)]
+    for track in tracks:
+        drive.generate([track], 1, chunk=2)
+        # two in flight: only the devices know what the second goes on from
+        first, second = (drive.submit([(track, 1)]) for _ in range(2))
         drive.collect(first)
         drive.collect(second)
     return [track.made for track in tracks]
@@ -53,6 +54,6 @@ def test_kernels_on_two_ranks(tmp_path, monkeypatch):
         assert isinstance(decoder.head.part, QuantizedLinear) and decoder.head.part.parts[0].rows == 65
         assert decoder.head.part.parts[0] is decoder.embed.part.table
         assert talk(two) == wanted
-        assert graphs.captured == (2, 1) and graphs.replays >= 4
+        assert graphs.captured == (1,) and graphs.replays >= 4
     finally:
         two.close()

@@ -106,14 +106,16 @@ class Workers:
         """Why a collective operation failed here: the death of a process if there was one, else ``error``."""
         if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
             return error
-        deadline = time.monotonic() + LAST_WORDS_S
-        while time.monotonic() < deadline:
+        hangs = "timed out" in str(error).lower()
+        deadline = time.monotonic() + (0.0 if hangs else LAST_WORDS_S)
+        while True:
             try:
                 self.check()
             except (WorkerError, WorkerLoadError) as found:
                 return found
+            if time.monotonic() >= deadline:
+                return self._hang() if hangs else error
             time.sleep(0.01)
-        return self._hang() if "timed out" in str(error).lower() else error
 
     def close(self, failed: bool = False) -> None:
         """End them; after a failure without waiting for what they are doing. Safe to call twice."""
