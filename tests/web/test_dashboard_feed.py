@@ -98,7 +98,7 @@ def test_several_watch_and_the_last_turns_it_off(server: Any) -> None:
 
 
 def test_the_engine_is_watched_again_after_a_restart(start: Any) -> None:
-    frail = start(restart_delay=0.1)
+    frail = start(restart_delay=2.5)  # longer than the feed is silent before it says how things stand
     frail.wait_ready()
     with watching(frail) as feed:
         until(feed, lambda one: "stats" in one)

@@ -58,7 +58,7 @@ def test_stop_ends_the_request_in_the_engine(tab: Any, server: Any) -> None:
     server.wait_idle()
     assert server.metrics()["bireme:kv_blocks_live"] == 0
     answer = tab.done().inner_text()
-    assert "stopped" in answer and "word word" in answer and answer.count("word") < 400
+    assert "stopped" in answer and 0 < answer.count("word") < 400
 
 
 def test_a_second_question_regenerating_and_editing(tab: Any) -> None:
