@@ -158,9 +158,13 @@ def simulate(
     chip: Annotated[str, typer.Option(help="Device: m4-max, rtx-4090, a100-80gb, h100, h200, ...")] = "h100",
     memory: Annotated[str | None, typer.Option(help="Its memory. Default: 90% of the chip's.")] = None,
     replicas: Annotated[int, typer.Option(help="So many devices, each with the whole model.", min=1)] = 1,
+    routing: Annotated[str, typer.Option(help="Which device: turns, or prefix (prompts that begin alike).")] = "turns",
     efficiency: Annotated[float, typer.Option(help="Share of the published figures reached.", min=0.01, max=1)] = 0.7,
     overhead_ms: Annotated[float, typer.Option(help="Fixed cost of a step.", min=0)] = 0.5,
     fit: Annotated[Path | None, typer.Option(help="Cost model out of a JSON of `bench serve`.")] = None,
+    front_ms: Annotated[
+        float | None, typer.Option(help="HTTP side per request, one by one. Default: fitted, or 0.", min=0)
+    ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="As in `bireme plan`.")] = "f16",
     policies: Annotated[str, typer.Option(help="'bireme', 'all', or names from the table, with commas.")] = "all",
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once on a device.", min=1)] = 64,

@@ -44,6 +44,16 @@ def fit_run(run: dict[str, Any]) -> LinearCost:
     return LinearCost(*found)
 
 
+def fit_front(run: dict[str, Any], cost: LinearCost) -> float:
+    """Seconds that the server's HTTP side takes for a request: what the median first token at the lowest concurrency
+    waited for beyond the step that read its prompt. At least 0."""
+    closed = [level for level in run["levels"] if level["loop"] == "closed" and level["completed"]]
+    level = min(closed, key=lambda one: float(one["max_concurrency"]))
+    prompt = float(np.mean(level["series"]["input_tokens"])) - level["total_cached_tokens"] / level["completed"]
+    reading = cost(round(prompt), round(prompt * (prompt + 1) / 2), round(prompt))
+    return max(0.0, float(level["median_ttft_ms"]) / 1e3 - reading)
+
+
 def _row(level: dict[str, Any]) -> tuple[float, float, float]:
     """(steps, tokens computed, pairs) of a level."""
     series = level["series"]

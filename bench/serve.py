@@ -178,6 +178,26 @@ def word_source(target: Target, chat: bool) -> WordSource:
     """Prose, its words' length in tokens learnt from the server's own ``usage``; the usual 1.35 where it has none."""
     source = WordSource()
     text = source.draw(random.Random("calibrate"), 400)
+    sample = first_request(target, text, chat)
+    if sample.failure not in (None, "no token") and sample.prompt_tokens is None:
+        raise ValueError(f"a first request to {target.url} failed: {sample.failure}")
+    if sample.prompt_tokens:
+        source.tokens_per_word = sample.prompt_tokens / len(text.split())
+    return source
+
+
+def accepted(target: Target, chat: bool) -> Target:
+    """``target`` without ``ignore_eos`` if the server refuses a request for the sake of that, and only of that."""
+    without = {key: value for key, value in target.extra.items() if key != "ignore_eos"}
+    refusals = ("HTTP 400", "HTTP 422")
+    if len(without) == len(target.extra) or first_request(target, "Hello", chat).failure not in refusals:
+        return target
+    plain = replace(target, extra=without)
+    return target if first_request(plain, "Hello", chat).failure in refusals else plain
+
+
+def first_request(target: Target, text: str, chat: bool) -> Sample:
+    """One short answer to ``text``."""
     content: Any = ({"role": "user", "content": text},) if chat else text
 
     async def once() -> Sample:
@@ -186,12 +206,7 @@ def word_source(target: Target, chat: bool) -> WordSource:
                 client.headers["Authorization"] = f"Bearer {target.api_key}"
             return await ask(client, target, Prompt(content, 1), time.perf_counter())
 
-    sample = asyncio.run(once())
-    if sample.failure not in (None, "no token") and sample.prompt_tokens is None:
-        raise ValueError(f"a first request to {target.url} failed: {sample.failure}")
-    if sample.prompt_tokens:
-        source.tokens_per_word = sample.prompt_tokens / len(text.split())
-    return source
+    return asyncio.run(once())
 
 
 def id_source(model: str) -> IdSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from .load import Target
 from .machine import describe
 from .objective import parse_objective
 from .results import Run, level_text, read_run, warnings
-from .serve import BUSY, Plan, Ramp, Runner, find_model, id_source, search, word_source
+from .serve import BUSY, Plan, Ramp, Runner, accepted, find_model, id_source, search, word_source
 
 Options = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ def run_serve(options: Options) -> int:
         return 0
     plan = _plan(options)
     target = _target(options, options["url"], options["model"])
-    source = _source(options, target)
+    source, target = _source(options, target)
     if options["against"]:
         return _paired(options, plan, target, source)
     with _Progress() as progress:
@@ -94,15 +95,32 @@ def _target(options: Options, url: str, model: str | None) -> Target:
     if options["ignore_eos"]:
         extra = {"ignore_eos": True} | extra
     target = Target(url, model or "", options["api_key"], extra, options["timeout"])
-    return target if model else Target(url, find_model(target), options["api_key"], extra, options["timeout"])
+    if not model:
+        target = replace(target, model=find_model(target))
+    return target
 
 
-def _source(options: Options, target: Target) -> Source:
+def _accepted(target: Target, chat: bool) -> Target:
+    found = accepted(target, chat)
+    if found is not target:
+        print(f"NOTE: {target.url} refuses ignore_eos; it is left out, answers may be shorter", file=sys.stderr)
+    return found
+
+
+def _source(options: Options, target: Target) -> tuple[Source, Target]:
+    """Where prompts come from, and the target as it takes them."""
+    chat = options["chat"] or options["dataset"] == "multiturn"
     if options["tokenizer"]:
-        if options["chat"] or options["dataset"] == "multiturn":
+        if chat:
             raise ValueError("--tokenizer makes prompts of token ids, which chats can't carry; leave it out")
-        return id_source(options["tokenizer"])
-    return word_source(target, options["chat"] or options["dataset"] == "multiturn")
+        return id_source(options["tokenizer"]), target
+    try:
+        return word_source(target, chat), target
+    except ValueError:
+        plain = _accepted(target, chat)
+        if plain is target:
+            raise
+        return word_source(plain, chat), plain
 
 
 def _about(options: Options, target: Target) -> dict[str, Any]:
@@ -140,7 +158,7 @@ def _headline(run: Run, options: Options) -> str:
 
 
 def _finish(options: Options, run: Run) -> int:
-    headline, notes = _headline(run, options), warnings(run.levels, BUSY)
+    headline, notes = _headline(run, options), [*warnings(run.levels, BUSY), *_repeated(run, options)]
     failed = [level.failed_line() for level in run.levels if level.failures]
     print(
         f"\nThe load generator alone manages {run.about['generator_requests_per_second']} requests of 64 chunks a "
@@ -159,9 +177,19 @@ def _finish(options: Options, run: Run) -> int:
     return 1 if failed else 0
 
 
+def _repeated(run: Run, options: Options) -> list[str]:
+    """Random prompts that the server has seen before: asked by an earlier run with the same seed."""
+    levels = [level for level in run.levels if level.cached_tokens > level.input_tokens / 2]
+    if options["dataset"] != "random" or not levels:
+        return []
+    names = ", ".join(level.load.name for level in levels)
+    return [f"{names}: most prompt tokens came out of a prefix cache; another --seed makes prompts it has not seen"]
+
+
 def _paired(options: Options, plan: Plan, target: Target, source: Source) -> int:
     """Both servers in turn, level by level, the order turned around from round to round; same prompts for both."""
     other = _target(options, options["against"], options["against_model"])
+    other = _accepted(other, options["chat"] or options["dataset"] == "multiturn")
     with _Progress() as progress:
         runners = [Runner(one, plan, source, progress.show) for one in (target, other)]
         found: dict[str, tuple[list[Level], list[Level]]] = {}

@@ -19,13 +19,13 @@ from ..planner.shape import ModelShape
 from ..server.sizes import parse_size
 from .arrivals import schedule
 from .data import DataSpec, Drawn, IdSource, draw
-from .fit import fit_run
+from .fit import fit_front, fit_run
 from .level import Load
 from .objective import parse_objective
 from .policies import policies
 from .results import read_run
 from .serve_command import numbers
-from .simulation import Machine, Outcome, outcome_table, simulate
+from .simulation import ROUTINGS, Machine, Outcome, outcome_table, simulate
 from .timed_backend import StepCost
 from .timeline import timeline
 
@@ -48,13 +48,16 @@ def run_simulate(options: Options) -> int:
     chosen = every if names == ["all"] else [policy for policy in every if policy.name in names]
     if not chosen:
         raise ValueError(f"policies is {options['policies']!r}; known: all, {', '.join(p.name for p in every)}")
+    if options["routing"] not in ROUTINGS:
+        raise ValueError(f"routing is {options['routing']!r}; it must be one of {', '.join(ROUTINGS)}")
     objective = parse_objective([*(options["goodput"] or ()), *(options["terms"] or ())])
     outcomes: list[Outcome] = []
     for number, load in enumerate(_loads(options)):
         drawn = _drawn(options, load, number)
         for policy in chosen:
             keep = 400 if options["html_path"] and not outcomes else 0
-            outcomes.append(simulate(machine, policy, load, drawn, objective, options["replicas"], keep))
+            replicas, routing = options["replicas"], options["routing"]
+            outcomes.append(simulate(machine, policy, load, drawn, objective, replicas, keep, routing))
     _finish(options, machine, outcomes)
     return 0
 
@@ -74,12 +77,17 @@ def _machine(options: Options, shape: ModelShape, config: EngineConfig) -> Machi
             f"{room} of {memory} for the KV cache"
         )
     cost: StepCost
+    front = 0.0
     if options["fit"]:
-        cost = fit_run(read_run(Path(options["fit"])))
+        run = read_run(Path(options["fit"]))
+        cost = fitted = fit_run(run)
+        front = fit_front(run, fitted)
     else:
         cost = Roofline(chip, shape, per_token, options["efficiency"], options["overhead_ms"] / 1e3).seconds
     most = options["max_model_len"] or shape.max_position or 32768
-    return Machine(cost, max(16, room // max(1, per_token)), most)
+    if options["front_ms"] is not None:
+        front = options["front_ms"] / 1e3
+    return Machine(cost, max(16, room // max(1, per_token)), most, front=front)
 
 
 def _loads(options: Options) -> list[Load]:
@@ -112,14 +120,20 @@ def _finish(options: Options, machine: Machine, outcomes: list[Outcome]) -> None
             f"a roofline of {options['chip']} at {options['efficiency']:.0%} and {options['overhead_ms']:g} ms a step"
         )
     )
+    if machine.front:
+        basis += f", {machine.front * 1e3:.1f} ms of HTTP a request"
     pool = f"{options['replicas']} device(s), each with a KV pool of {machine.pool_tokens:,} tokens"
+    if options["replicas"] > 1:
+        pool += f", chosen by {options['routing']}"
     print(f"Simulated, not measured: {basis}; {pool}.")
     print(outcome_table(outcomes))
-    print(f"{simulated:.0f} s of serving simulated in {wall:.1f} s: {simulated / max(wall, 1e-9):.0f} times real time.")
+    fold = simulated / max(wall, 1e-9)
+    print(f"{simulated:.0f} s of device time simulated in {wall:.1f} s: {fold:.0f} times real time.")
     if options["json_path"]:
         rows = []
         for one in outcomes:
             extra = {k: v for k, v in asdict(one).items() if k not in ("level", "records")}
+            extra["speed"] = one.speed
             rows.append(extra | {"load": one.level.load.name} | one.level.as_dict())
         options["json_path"].write_text(json.dumps({"simulated": rows}, indent=1), encoding="utf-8")
     if options["html_path"]:

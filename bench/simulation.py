@@ -18,6 +18,9 @@ from .policies import Policy
 from .timed_backend import StepCost, StepRecord, TimedBackend
 
 _LOOK_EVERY = 16  # steps between two looks at the pool
+_ROUTE_TOKENS = 64  # of a prompt's beginning that say which it shares it with
+#: How requests come to one of several machines.
+ROUTINGS = ("turns", "prefix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Machine:
     pool_tokens: int
     max_len: int
     block_size: int = 16
+    front: float = 0.0  # seconds that the HTTP side takes for a request, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Outcome:
     preemptions: int
     hit_rate: float  # of prompt tokens
     steps: int
-    simulated: float  # seconds
+    simulated: float  # seconds of device time, all machines together
     wall: float  # seconds that simulating took
     records: tuple[StepRecord, ...]
 
@@ -87,6 +91,7 @@ class _Driver:
         self._held: deque[_Arrival] = deque()  # static batches: due, but not let in yet
         self._turns: dict[str, _Turn] = {}
         self._order = 0
+        self._front, self._front_free = machine.front, 0.0
         if self._closed:
             for _ in range(min(load.concurrency or 1, len(self._sessions))):
                 self._next_session(0.0)
@@ -111,8 +116,10 @@ class _Driver:
                 self.kv.append(self.engine.stats().kv_usage)
 
     def _push(self, arrival: _Arrival) -> None:
+        """Arrivals are pushed in the order they are due, turns of conversations with time between them apart."""
         self._order += 1
-        heapq.heappush(self._due, (arrival.due, self._order, arrival))
+        self._front_free = there = max(arrival.due, self._front_free) + self._front if self._front else arrival.due
+        heapq.heappush(self._due, (there, self._order, arrival))
 
     def _next_session(self, now: float) -> None:
         if self._sessions:
@@ -176,13 +183,13 @@ def simulate(
     objective: Objective | None = None,
     replicas: int = 1,
     keep: int = 0,
+    routing: str = ROUTINGS[0],
 ) -> Outcome:
-    """One level under one policy. ``replicas``: so many equal machines, sessions dealt to them in turn; a closed
+    """One level under one policy. ``replicas``: so many equal machines; ``routing`` as ``route`` has it; a closed
     loop's users are shared out evenly. ``keep``: steps of the first machine to record."""
     start = time.perf_counter()
     drivers = []
-    for index in range(min(replicas, len(drawn.sessions))):
-        share = Drawn(drawn.sessions[index::replicas], None if drawn.due is None else drawn.due[index::replicas])
+    for index, share in enumerate(route(drawn, replicas, routing)):
         own = load if load.concurrency is None else Load(load.loop, -(-load.concurrency // replicas), load.rate)
         driver = _Driver(machine, policy, own, share, 0 if index else keep)
         driver.run()
@@ -199,10 +206,32 @@ def simulate(
         preemptions=sum(one.preemptions for one in stats),
         hit_rate=sum(one.prompt_tokens_cached for one in stats) / prompt if prompt else 0.0,
         steps=sum(one.steps for one in stats),
-        simulated=max(driver.clock.now for driver in drivers),
+        simulated=sum(driver.clock.now for driver in drivers),
         wall=wall,
         records=tuple(drivers[0].backend.records),
     )
+
+
+def route(drawn: Drawn, replicas: int, routing: str) -> list[Drawn]:
+    """What each of ``replicas`` is given; one that would get nothing is left out.
+
+    "turns": sessions are dealt out in turn. "prefix": those whose prompts begin with the same tokens go where the
+    first of them went, which is where the fewest sessions were then: a cache is filled once, not on every machine.
+    """
+    places: dict[object, int] = {}
+    shares: list[list[int]] = [[] for _ in range(replicas)]
+    for number, session in enumerate(drawn.sessions):
+        place = number % replicas
+        if routing == "prefix":
+            content = session.turns[0].content
+            key = content[:_ROUTE_TOKENS] if isinstance(content, tuple) else content
+            place = places.setdefault(key, min(range(replicas), key=lambda index: len(shares[index])))
+        shares[place].append(number)
+    return [
+        Drawn([drawn.sessions[i] for i in share], None if drawn.due is None else [drawn.due[i] for i in share])
+        for share in shares
+        if share
+    ]
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> str:

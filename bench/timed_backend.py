@@ -35,7 +35,7 @@ class StepRecord:
     seconds: float
     rows: tuple[int, ...]
     counts: tuple[int, ...]  # tokens of each row: more than one is a prompt being read
-    held: tuple[int, ...]  # KV blocks of each row
+    blocks: tuple[tuple[int, ...], ...]  # KV blocks of each row, in the order of its tokens
 
 
 class TimedBackend:
@@ -69,8 +69,10 @@ class TimedBackend:
         if len(self.records) < self._keep:
             counts = np.diff(batch.query_start)
             held = -(-batch.context_lens // self.info.block_size)
-            lists = (tuple(values.tolist()) for values in (batch.rows, counts, held))
-            self.records.append(StepRecord(start, seconds, *lists))
+            tables = zip(batch.block_tables.tolist(), held.tolist(), strict=True)
+            blocks = tuple(tuple(table[:most]) for table, most in tables)
+            rows = tuple(batch.rows.tolist())
+            self.records.append(StepRecord(start, seconds, rows, tuple(counts.tolist()), blocks))
         count = int(np.count_nonzero(batch.samples))
         result = StepResult(batch.step_id, np.ones(count, np.int32), np.zeros(count, np.bool_), None, seconds)
         return TimedTicket(self.clock, result, self._free_at)

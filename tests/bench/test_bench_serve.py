@@ -208,6 +208,28 @@ def test_failures_are_loud() -> None:
     assert "3 of 3 requests FAILED: 3 x HTTP 429" in result.output
 
 
+def test_a_server_that_refuses_ignore_eos_is_measured_without_it() -> None:
+    async def strict(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        if "ignore_eos" in body:
+            writer.write(b"HTTP/1.1 422 Unprocessable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            await good(writer, number, body)
+
+    with serving(strict) as server:
+        result = bench("--url", server, "--model", "m", "--concurrency", "2", "--num-prompts", "4")
+    assert result.exit_code == 0, result.output
+    assert "refuses ignore_eos" in result.stderr and "4 completed, 0 failed" in result.stdout
+
+
+def test_repeated_prompts_are_named() -> None:
+    async def cached(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        writer.write(HEAD + text("one two ", "length") + usage(2, 10, 9) + DONE)
+
+    with serving(cached) as server:
+        result = bench("--url", server, "--model", "m", "--concurrency", "1", "--num-prompts", "2")
+    assert result.exit_code == 0 and "another --seed" in result.stderr
+
+
 def test_paired_mode_alternates() -> None:
     async def slow(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
         await asyncio.sleep(0.15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ from typer.testing import CliRunner
 
 from bireme.bench.arrivals import schedule
 from bireme.bench.data import DataSpec, Drawn, IdSource, draw
-from bireme.bench.fit import fit_run
+from bireme.bench.fit import fit_front, fit_run
 from bireme.bench.level import Load
 from bireme.bench.objective import Objective
 from bireme.bench.policies import Policy, policies
 from bireme.bench.results import Run
-from bireme.bench.simulation import Machine, Outcome, outcome_table, simulate
+from bireme.bench.simulation import Machine, Outcome, outcome_table, route, simulate
 from bireme.bench.timed_backend import LinearCost
 from bireme.core.config import EngineConfig
 from bireme.server.cli import app
@@ -104,6 +105,31 @@ def test_replicas_share_the_load() -> None:
     assert four.level.output_throughput == pytest.approx(4 * one.level.output_throughput, rel=0.02)
 
 
+def test_prompts_that_begin_alike_go_to_one_machine() -> None:
+    """Sixteen prefixes over four machines: each is read once, not four times."""
+    drawn = draw(DataSpec("prefix", prefix_len=512, num_prefixes=16, input_len=32, output_len=8), IDS, 128)
+    machines = route(drawn, 4, "prefix")
+    heads = [{session.turns[0].content[:64] for session in share.sessions} for share in machines]
+    assert sum(map(len, heads)) == 16 and len(set.union(*heads)) == 16
+    assert sum(len(share.sessions) for share in machines) == 128
+    load, policy = Load("closed", 16, None), Policy("bireme", CONFIG)
+    hits = {name: simulate(machine(), policy, load, drawn, None, 4, 0, name).hit_rate for name in ("turns", "prefix")}
+    assert hits["prefix"] > hits["turns"] + 0.2
+
+
+def test_the_http_side_takes_one_request_after_the_other() -> None:
+    """Four requests of one step each: with 5 ms of HTTP for each, the last first token is 20 ms after it was due or
+    later, and the fit finds the 5 ms again in a run of one user."""
+    spec, front = DataSpec(input_len=100, output_len=10), 0.005
+    spot = Machine(LinearCost(0.01, 1e-4), 1 << 16, 4096, front=front)
+    outcome = simulate(spot, Policy("b", CONFIG), Load("closed", 4, None), draw(spec, IDS, 4))
+    ttft = outcome.level.spreads["ttft"]
+    assert ttft.mean is not None and 25 <= min(outcome.level.series["ttft_ms"]) < max(outcome.level.series["ttft_ms"])
+    alone = simulate(spot, Policy("b", CONFIG), Load("closed", 1, None), draw(spec, IDS, 4))
+    measured = json.loads(json.dumps(Run("one", {}, [alone.level]).as_dict()))
+    assert fit_front(measured, LinearCost(0.01, 1e-4)) == pytest.approx(front, rel=0.05)
+
+
 def test_goodput_falls_as_load_grows() -> None:
     objective = Objective({"ttft": 300, "tpot": 30})
     spec = DataSpec(input_len=500, output_len=30)
@@ -122,6 +148,8 @@ def test_a_small_pool_preempts_and_still_answers() -> None:
     )
     assert outcome.preemptions > 0 and outcome.level.completed == 16 and outcome.kv_peak > 0.9
     assert len(outcome.records) == 50 and outcome.records[0].counts[0] > 1
+    first = outcome.records[0].blocks
+    assert len(first[0]) == 7 and len({block for blocks in first for block in blocks}) == sum(map(len, first))
 
 
 def test_a_fit_predicts_what_was_not_measured() -> None:
@@ -154,6 +182,7 @@ def test_the_command_writes_a_table_and_a_timeline(tmp_path: Path) -> None:
     assert [row["policy"] for row in rows] == ["bireme", "one at a time"]
     assert rows[0]["output_throughput"] > 3 * rows[1]["output_throughput"]
     text = page.read_text(encoding="utf-8")
+    assert re.search(r"row 0 reads \d+ tokens; blocks 0-\d+<", text) and re.search(r"row \d decodes; blocks ", text)
     assert 'class="read"' in text and 'class="decode"' in text
 
 

@@ -1,0 +1,111 @@
+"""Benchmarks without a server, their one form of record, and what is read of another tool's report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bireme.bench.agree_guidellm import FIGURES, its_figures, our_figures, table
+from bireme.bench.http import PacedBackend
+from bireme.bench.level import Load, summarise
+from bireme.bench.load import Sample
+from bireme.bench.peers import OURS, Measured, paired
+from bireme.bench.peers_page import peers_page
+from bireme.server.cli import app
+
+REQUESTS = 3
+
+
+def sample(start: float, first: float, last: float, tokens: int) -> Sample:
+    times = [first + (last - first) * i / (tokens - 1) for i in range(tokens)]
+    return Sample(start, start, first, last, last, tokens, tokens, 10, 0, True, None, times)
+
+
+def level(scale: float = 1.0) -> Any:
+    samples = [sample(i, i + 0.1 * scale, i + scale, 10) for i in range(REQUESTS)]
+    return summarise(samples, Load("closed", 2, None))
+
+
+def run(tmp_path: Path, *arguments: str) -> Any:
+    path = tmp_path / "record.json"
+    result = CliRunner().invoke(app, ["bench", *arguments, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert set(record) == {"bench", "machine", "options", "rows"} and record["bench"] == arguments[0]
+    assert all(name in result.output for name in record["rows"][0])
+    return record["rows"]
+
+
+def test_throughput(tmp_path: Path, demo_model: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    sizes = ["--num-prompts", "4", "--input-len", "20", "--output-len", "5", "--max-num-seqs", "2"]
+    (row,) = run(tmp_path, "throughput", "--model", str(demo_model), "--device", "cpu", *sizes)
+    assert (row["requests"], row["tokens in"], row["tokens out"]) == (4, 80, 20)
+    assert row["tok/s out"] == pytest.approx(20 / row["seconds"])
+
+
+def test_latency(tmp_path: Path, demo_model: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    sizes = ["--batch-size", "1,2", "--iterations", "2", "--input-len", "12", "--output-len", "4"]
+    rows = run(tmp_path, "latency", "--model", str(demo_model), "--device", "cpu", *sizes)
+    assert [(row["batch"], row["n"]) for row in rows] == [(1, 2), (2, 2)]
+    assert all(0 < row["first tokens ms"] and row["p50 ms"] <= row["p99 ms"] for row in rows)
+
+
+def test_host(tmp_path: Path) -> None:
+    rows = run(tmp_path, "host", "--sequences", "1,4", "--steps", "20")
+    assert [row["sequences"] for row in rows] == [1, 4]
+    assert all(row["step p50 us"] >= row["plan p50 us"] > 0 for row in rows)
+
+
+def test_kernels_elsewhere_are_pointed_to() -> None:
+    pytest.importorskip("mlx.core", reason="needs mlx")
+    result = CliRunner().invoke(app, ["bench", "kernels", "--device", "mlx"])
+    assert result.exit_code == 2 and "bireme.bench.mlx_step" in result.output
+
+
+def report(successful: int = REQUESTS) -> dict[str, Any]:
+    means = dict(zip(FIGURES.values(), (1.0, 10.0, 100.0, 20.0, 0.9), strict=True))
+    metrics = {key: {"successful": {"mean": value}} for key, value in means.items()}
+    made = {"successful": successful, "errored": REQUESTS - successful, "incomplete": 0}
+    return {"benchmarks": [{"scheduler_metrics": {"requests_made": made}, "metrics": metrics}]}
+
+
+def test_both_tools_figures_lie_side_by_side() -> None:
+    ours, its = our_figures(level()), its_figures(report(), REQUESTS)
+    assert ours["TTFT mean, ms"] == pytest.approx(100) and ours["TPOT mean, ms"] == pytest.approx(100)
+    assert ours["requests a second"] == pytest.approx(1.0) and ours["E2E mean, s"] == pytest.approx(1.0)
+    text = table([(2, ours, its)])
+    assert "| 2 | TPOT mean, ms | 100 | 20 | 5.000 |" in text and "| 2 | requests a second | 1 | 1 | 1.000 |" in text
+    with pytest.raises(ValueError, match="2 of 3 requests"):
+        its_figures(report(successful=2), REQUESTS)
+
+
+def test_a_page_of_peers_has_ratios_and_plots() -> None:
+    from bireme.bench.load import report as summed
+
+    rows = []
+    for users in (1, 2):
+        for server, scale in ((OURS, 1.0), ("other", 2.0)):
+            one = level(scale)
+            rows.append(Measured("distinct", users, 0, server, summed([sample(0, 0.1, 1, 10)]), one))
+    ratios = paired(rows)
+    assert "bireme over other" in ratios and "TTFT p50 ms       0.50  (0.50 to 0.50, 1 round)" in ratios
+    page = peers_page(rows, OURS, ratios, {"machine": "m"})
+    assert page.count("<svg") == 4 and "other, 2 at once, round 1" in page and "http" not in page.replace("http://", "")
+
+
+def test_a_paced_device_takes_its_time() -> None:
+    import time
+
+    from bireme.bench.batches import make_batch
+
+    backend = PacedBackend(32_000, 0.01, 0.001)
+    start = time.monotonic()
+    tickets = [backend.submit(make_batch(2, 5, 5, 16)) for _ in range(2)]
+    assert not tickets[0].done()
+    assert tickets[1].wait().elapsed == pytest.approx(0.02) and time.monotonic() - start >= 0.04
