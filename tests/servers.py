@@ -33,7 +33,7 @@ class Server:
     def log(self) -> str:
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
-    def wait_listening(self, timeout: float = 20) -> None:
+    def wait_listening(self, timeout: float = 60) -> None:
         """Until the address is known; it is printed once the port is bound."""
         found = wait_for(lambda: re.search(r"Listening on (http://\S+);", self.log) or self._died(), timeout)
         assert found and found is not True, self.log

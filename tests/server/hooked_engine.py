@@ -1,8 +1,8 @@
 """An engine for tests that misbehaves on demand: a prompt's last character says how. It simulates: its text is noise.
 
 ``Z`` sleeps in the prefill, ``N`` gives NaN logits for that row, ``K`` raises in the third step of the row, ``W`` never
-returns. A prompt that holds ``say:1,2,3;`` is answered with these tokens. Loading takes ``BIREME_TEST_LOAD_S`` seconds
-longer, and each step ``BIREME_TEST_STEP_S``.
+returns, ``L`` writes the letter l without end. A prompt that holds ``say:1,2,3;`` is answered with these tokens. Loading
+takes ``BIREME_TEST_LOAD_S`` seconds longer, and each step ``BIREME_TEST_STEP_S``.
 """
 
 from __future__ import annotations
@@ -56,8 +56,14 @@ class HookedBackend:
             if hook == "W":
                 time.sleep(3600)
         poisoned = np.array([hook == "N" for hook in hooks], np.bool_)[batch.samples]
-        said = [self._said[row].pop() if self._said[row] else -1 for row in batch.rows[batch.samples].tolist()]
+        said = [self._say(row) for row in batch.rows[batch.samples].tolist()]
         return HookedTicket(self._inner.submit(batch), poisoned, np.array(said, np.int32))
+
+    def _say(self, row: int) -> int:
+        """The token in the place of the row's own, or -1."""
+        if self._hooks.get(row) == "L":
+            return ord("l")
+        return self._said[row].pop() if self._said[row] else -1
 
     def close(self) -> None:
         self._inner.close()
