@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ....core.pooling import Pooling
 from ....models.dequant import select_rows
 from ....models.source import StoredTensor
 from ....models.weight import Checkpoint, CheckpointError, TokenizerFiles, Weight
@@ -23,7 +24,7 @@ _FLOAT32 = 4  # bytes
 class RankCheckpoint:
     """A ``Checkpoint`` (see ``models/weight.py``) of what rank ``rank`` holds of ``whole``.
 
-    ``quantization``, the tokenizer and the end tokens are the whole model's; ``config``, tensors and sizes the share's.
+    ``quantization``, the tokenizer, the pooling and the end tokens are the whole model's; ``config``, tensors and sizes the share's.
     Matrices that can't be cut between their blocks are decoded, and the log says so.
     """
 
@@ -34,6 +35,7 @@ class RankCheckpoint:
         self.end_ids: frozenset[int] = whole.end_ids
         self.generation_defaults: Mapping[str, Any] = whole.generation_defaults
         self.tokenizer: TokenizerFiles = whole.tokenizer
+        self.pooling: Pooling | None = whole.pooling
         cuts = {name: shares.cut(name, rank) for name in whole.names()}
         self._cuts = {name: cut for name, cut in cuts.items() if rank == 0 or cut is None or cut.axis != FIRST}
         self._stored = {name: _part(whole.stored(name), cut) for name, cut in self._cuts.items()}
