@@ -1,8 +1,8 @@
 """An engine for tests that misbehaves on demand: a prompt's last character says how. It simulates: its text is noise.
 
 ``Z`` sleeps in the prefill, ``N`` gives NaN logits for that row, ``K`` raises in the third step of the row, ``W`` never
-returns, ``L`` writes the letter l without end. A prompt that holds ``say:1,2,3;`` is answered with these tokens. Loading
-takes ``BIREME_TEST_LOAD_S`` seconds longer, and each step ``BIREME_TEST_STEP_S``.
+returns, ``L`` writes the letter l without end. A prompt that holds ``say:1,2,3;`` is answered with these tokens.
+Loading takes ``BIREME_TEST_LOAD_S`` seconds longer, and each step ``BIREME_TEST_STEP_S``.
 """
 
 from __future__ import annotations
