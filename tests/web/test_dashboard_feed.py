@@ -97,7 +97,7 @@ def test_several_watch_and_the_last_turns_it_off(server: Any) -> None:
         assert next(again)["state"] == "ok"
 
 
-def test_the_engine_is_watched_again_after_a_restart(start: Any) -> None:
+def test_the_engine_is_watched_again_after_a_restart_and_to_its_end(start: Any) -> None:
     frail = start(restart_delay=2.5)  # longer than the feed is silent before it says how things stand
     frail.wait_ready()
     with watching(frail) as feed:
@@ -105,6 +105,9 @@ def test_the_engine_is_watched_again_after_a_restart(start: Any) -> None:
         frail.engine().kill()
         until(feed, lambda one: one["state"] == "restarting")
         until(feed, lambda one: one["state"] == "ok" and "stats" in one)
+        frail.process.terminate()
+        last = list(feed)  # the stream ends: a dashboard holds no server up
+    assert frail.process.wait(20) == 0 and last[-1]["state"] in ("draining", "ok")
 
 
 def test_keys_open_the_feed_and_names_stay_with_their_owners(start: Any, tmp_path: Any) -> None:

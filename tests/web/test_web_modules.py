@@ -83,8 +83,8 @@ def test_blocks_that_are_done_stay(tab: Any) -> None:
 
 
 def test_a_very_long_answer_does_not_freeze_the_page(tab: Any) -> None:
-    """20,000 tokens, shown five hundred at a time: in paragraphs, in one block of code, in one list. What matters is that
-    the work of a piece doesn't grow with what came before; counted in elements made, which no other load changes."""
+    """20,000 tokens, shown five hundred at a time: in paragraphs, in one block of code, in one list. The work of a
+    piece must not grow with what came before; it is counted in elements made, which no other load changes."""
     made = run(
         tab,
         """

@@ -4,19 +4,32 @@ import { getJson, health } from "./api.js";
 import { byId, h, setText } from "./dom.js";
 import { bytes, whole } from "./format.js";
 
-const AGAIN = 2000; // milliseconds, while the server isn't ready
+const AGAIN = { ok: 15000, other: 2000 }; // milliseconds between two looks
 const STATES = { ok: "ready", loading: "loading", restarting: "restarting", stalled: "stalled", failed: "failed", draining: "shutting down" };
 
-/** Ask until the server is ready; then show what it serves. With a key to be asked for, show as much as is known. */
+let timer;
+let wasReady = false;
+
+/** Show what is served, and go on watching how the server is. Where a key is needed and not there yet, show what can be. */
 export async function showFacts() {
+  wasReady = false;
+  await look();
+}
+
+async function look() {
+  clearTimeout(timer);
   const state = await health();
   const loaded = state.total_bytes ? ` ${Math.floor((100 * state.loaded_bytes) / state.total_bytes)} %` : "";
   setText(byId("state"), (STATES[state.status] ?? "can't be reached") + loaded);
   byId("state").dataset.state = state.status;
-  if (state.status !== "ok") {
-    setTimeout(showFacts, AGAIN);
-    return;
-  }
+  const ready = state.status === "ok";
+  if (ready && !wasReady) await showModel();
+  wasReady = ready;
+  clearTimeout(timer);
+  timer = setTimeout(look, AGAIN[state.status] ?? AGAIN.other);
+}
+
+async function showModel() {
   try {
     const [models, info] = await Promise.all([getJson("v1/models"), getJson("server_info")]);
     show(models.data[0], info);
