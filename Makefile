@@ -4,7 +4,7 @@ MODEL ?= demo
 DEVICE ?= auto
 ARGS ?=
 TESTS ?=
-# Processes that share the tests, file by file; JOBS=0 runs them in one, for a debugger.
+# Processes that share the tests, file by file, with a core each; JOBS=0 runs them in one, for a debugger.
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
@@ -40,7 +40,7 @@ serve: .venv/.serve-$(EXTRA)
 	@exec $(BIN)/bireme serve $(MODEL) --device $(DEVICE) $(ARGS)
 
 test: .venv/.test-$(EXTRA)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(TESTS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(TESTS)
 
 # The clients' packages stay away from the server's own: they live in .venv-clients, npm's in its folder node.
 test-clients: .venv/.serve-$(EXTRA) .venv-clients/.python .venv-clients/.node
