@@ -24,7 +24,7 @@ _FLOAT32 = 4  # bytes
 class RankCheckpoint:
     """A ``Checkpoint`` (see ``models/weight.py``) of what rank ``rank`` holds of ``whole``.
 
-    ``quantization``, the tokenizer, the pooling and the end tokens are the whole model's; ``config``, tensors and sizes the share's.
+    ``quantization``, tokenizer, pooling and end tokens are the whole model's; ``config``, tensors, sizes the share's.
     Matrices that can't be cut between their blocks are decoded, and the log says so.
     """
 
