@@ -1,10 +1,13 @@
-"""How much load this generator can make by itself: the same client against a server that answers at once, in memory."""
+"""How much load this generator can make by itself: the same client, a server in a thread that computes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -12,6 +15,9 @@ import httpx
 from .load import Prompt, Target, ask
 
 _CHUNKS = 64
+_USERS = 32
+_GAP = 0.002  # seconds between a stream's chunks: each arrives by itself, as a model's do
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +29,68 @@ class Capacity:
 
 
 def measure_capacity(seconds: float = 0.5) -> Capacity:
-    """Ask for about ``seconds``; what is counted is processor time, so that other work on the machine hides nothing."""
-    return asyncio.run(_measure(seconds))
+    """Ask until this thread has worked for ``seconds``; only its processor time counts, so that other work on the
+    machine, the server's own among it, hides nothing."""
+    with _serving() as url:
+        done, used = asyncio.run(_ask_for(url, seconds))
+    return Capacity(done / used, done * _CHUNKS / used)
 
 
-async def _measure(seconds: float) -> Capacity:
-    chunk = {"choices": [{"index": 0, "text": " word", "finish_reason": None}]}
-    end = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
-    usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": _CHUNKS}}
-    events = [json.dumps(item) for item in [*[chunk] * _CHUNKS, end, usage]]
-    body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
-    target, prompt = Target("http://memory/v1", "m"), Prompt("x", _CHUNKS)
-    done = 0
-    async with httpx.AsyncClient(transport=transport) as client:
-        start = time.process_time()
-        while (used := time.process_time() - start) < seconds:
+async def _ask_for(url: str, seconds: float) -> tuple[int, float]:
+    """(requests answered, seconds of this thread)"""
+    target, prompt = Target(url, "m"), Prompt("x", _CHUNKS)
+    start, done = time.thread_time(), 0
+
+    async def user(client: httpx.AsyncClient) -> None:
+        nonlocal done
+        while time.thread_time() - start < seconds:
             sample = await ask(client, target, prompt, time.perf_counter())
             assert sample.failure is None, sample.failure
             done += 1
-    return Capacity(done / used, done * _CHUNKS / used)
+
+    async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=_USERS)) as client:
+        await asyncio.gather(*(user(client) for _ in range(_USERS)))
+    return done, time.thread_time() - start
+
+
+@contextmanager
+def _serving() -> Iterator[str]:
+    """A server on a loop of its own; gives its URL."""
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(_answer, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    finally:
+        asyncio.run_coroutine_threadsafe(_end(server), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _end(server: asyncio.Server) -> None:
+    server.close()
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(_HEAD)
+    for event in _EVENTS:
+        writer.write(event)
+        await asyncio.sleep(_GAP)
+    writer.close()
+
+
+def _events() -> list[bytes]:
+    chunk = {"choices": [{"index": 0, "text": " word", "finish_reason": None}]}
+    end = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": _CHUNKS}}
+    return [f"data: {text}\n\n".encode() for text in [*map(json.dumps, [*[chunk] * _CHUNKS, end, usage]), "[DONE]"]]
+
+
+_EVENTS = _events()
