@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import servers
+import pytest
 from spoken import say
 
 from bireme.core.request import FinishReason
 from bireme.core.slo import Slo
 from bireme.server.client import EngineClient
+from bireme.server.errors import ApiError
 from bireme.server.metrics import Metrics
 from bireme.server.names import ServedNames
 from bireme.server.recent import Latency, Recent
@@ -23,7 +23,9 @@ from bireme.server.settings import EngineSpec, ServerSettings
 from bireme.server.snapshot import Names, snapshot
 from bireme.server.state import ServerState
 from bireme.server.users.caller import Caller
+from bireme.server.users.store import UserStore
 from bireme.server.users.user import User
+from bireme.server.watchers import MOST, Watchers
 
 SECRET = "a word that must not leak"
 
@@ -90,11 +92,36 @@ def test_several_watch_and_the_last_turns_it_off(server: Any) -> None:
         with watching(server) as two:
             next(two)
         next(one)
-    used = server.engine().cpu_times().user
-    time.sleep(0.6)
-    assert server.engine().cpu_times().user - used < 0.3  # an idle engine sleeps
     with watching(server) as again:
         assert next(again)["state"] == "ok"
+
+
+class Client:
+    """What the watchers ask of the engine's client."""
+
+    def __init__(self) -> None:
+        self.watched: list[bool] = []
+
+    def watch(self, on_view: Any) -> None:
+        self.watched.append(on_view is not None)
+
+
+def test_the_engine_takes_notes_only_while_somebody_watches() -> None:
+    client = Client()
+    watchers = Watchers(client)  # type: ignore[arg-type]
+    one, two = watchers.join(), watchers.join()
+    watchers.leave(one)
+    watchers.leave(one)
+    assert client.watched == [True]
+    watchers.leave(two)
+    assert client.watched == [True, False]
+    seats = [watchers.join() for _ in range(MOST)]
+    with pytest.raises(ApiError) as refused:
+        watchers.join()
+    assert refused.value.status == 429 and len(watchers) == MOST
+    for seat in seats:
+        watchers.leave(seat)
+    assert client.watched == [True, False] * 2
 
 
 def test_the_engine_is_watched_again_after_a_restart_and_to_its_end(start: Any) -> None:
@@ -112,15 +139,9 @@ def test_the_engine_is_watched_again_after_a_restart_and_to_its_end(start: Any) 
 
 def test_keys_open_the_feed_and_names_stay_with_their_owners(start: Any, tmp_path: Any) -> None:
     users = tmp_path / "users.db"
-    keys = {}
-    for name in ("anna", "bo"):
-        added = servers.subprocess.run(
-            [servers.PYTHON, "-m", "bireme.server.cli", "users", "add", name, "--users-db", str(users)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        keys[name] = next(word for word in added.stdout.split() if len(word) > 20)
+    store = UserStore(users, create=True)
+    keys = {name: store.add(User(name)) for name in ("anna", "bo")}
+    store.close()
     keyed = start(users_db=str(users), api_keys=["operator"])
     keyed.wait_ready()
     assert keyed.get("/dashboard/events").status_code == 401
