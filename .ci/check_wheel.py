@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = ("tests/", "docs/", ".ci/", ".github/")
+OUTSIDE = ("tests/", "docs/", "deploy/", ".ci/", ".github/")
 NOT_INSTALLED = {"README.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml", "constraints.txt", ".gitignore"}
 
 
