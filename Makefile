@@ -114,5 +114,5 @@ clean:
 	@command -v npm >/dev/null || echo "npm is not installed: the clients from npm are skipped (apt-get install npm)"
 	@mkdir -p .venv-clients/node && cp tests/clients/package.json .venv-clients/node
 	@! command -v npm >/dev/null || { echo "Installing clients from npm ..." && \
-		npm install --prefix .venv-clients/node --ignore-scripts --no-package-lock --no-audit --no-fund --silent; }
+		npm install --prefix .venv-clients/node --no-package-lock --no-audit --no-fund --silent; }
 	@touch $@

@@ -101,7 +101,7 @@ def _text(part: Any, index: int) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise TemplateError(f"messages[{index}].content has a part of type {kind!r}; this model takes text parts only")
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):

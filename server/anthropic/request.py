@@ -96,7 +96,7 @@ def _choice(choice: dict[str, Any], with_tools: bool) -> str | dict[str, Any] | 
     kind = choice.get("type")
     if kind == "tool" and isinstance(choice.get("name"), str):
         return {"type": "function", "function": {"name": choice["name"]}}
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise bad_request(
             f"tool_choice.type is {kind!r:.100}; it can be 'auto', 'any', 'none', or 'tool' with a name", "tool_choice"
         )

@@ -115,7 +115,7 @@ def _content(content: Any, place: str) -> Any:
         raise bad_request(f"{place} is {type(content).__name__}; it must be text or a list of parts", "input")
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind not in TEXT_PARTS or not isinstance(part.get(TEXT_PARTS[kind]), str):
+        if not isinstance(kind, str) or kind not in TEXT_PARTS or not isinstance(part.get(TEXT_PARTS[kind]), str):
             raise bad_request(f"{place}[{at}] is of type {kind!r}; this model takes text parts only", "input")
     return content
 

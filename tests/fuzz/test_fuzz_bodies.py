@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,10 +14,17 @@ from hypothesis import strategies as st
 from servers import Server
 
 WEATHER = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+CALL = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+USED = {"type": "tool_use", "id": "c", "name": "get_weather", "input": {"city": "Rome"}}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "scripted",
-        "messages": [{"role": "user", "content": "go 4"}],
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": CALL}]},
+            {"role": "tool", "tool_call_id": "c", "content": "go 4"},
+        ],
         "max_tokens": 4,
         "temperature": 0,
         "n": 1,
@@ -47,7 +56,12 @@ BODIES: dict[str, dict[str, Any]] = {
         "top_k": 0,
     },
     "/v1/responses": {
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": "go 4"}]}],
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "go 4"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}], "encrypted_content": None},
+            {"type": "function_call", "call_id": "c", **CALL},
+            {"type": "function_call_output", "call_id": "c", "output": "go 4"},
+        ],
         "instructions": "Be brief.",
         "max_output_tokens": 4,
         "tools": [{"type": "function", **WEATHER}],
@@ -61,7 +75,11 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "/v1/messages": {
         "max_tokens": 4,
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "go 4"}]}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "go 4"}]},
+            {"role": "assistant", "content": [USED, {"type": "thinking", "thinking": "hm", "signature": "s"}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "go 4"}]},
+        ],
         "system": [{"type": "text", "text": "Be brief."}],
         "tools": [{"name": "get_weather", "input_schema": WEATHER["parameters"]}],
         "tool_choice": {"type": "auto"},
@@ -131,7 +149,7 @@ def changed(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
             if isinstance(place[key], (dict, list)) and place[key] and draw(st.booleans()):
                 place = place[key]
                 continue
-            place[key] = draw(odd)
+            place[key] = copy.deepcopy(draw(odd))
             break
     return path, body
 
@@ -150,7 +168,7 @@ def test_the_bodies_themselves_are_good(client: httpx.Client, path: str) -> None
 
 @hypothesis.seed(20261130)
 @hypothesis.settings(
-    max_examples=400,
+    max_examples=300,
     deadline=None,
     database=None,
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
@@ -173,6 +191,28 @@ def test_every_field_takes_or_refuses_odd_values(client: httpx.Client, path: str
         body = json.dumps({**BODIES[path], field: value})
         answer = client.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code in EXPECTED, (field, answer.text)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value inside ``value``."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*at, key)
+        if isinstance(inner, (dict, list)):
+            yield from places(inner, (*at, key))
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+def test_every_place_takes_or_refuses_values_of_other_kinds(client: httpx.Client, path: str) -> None:
+    """However deep: objects and lists where a word is expected are no keys of a table."""
+    for way in places(BODIES[path]):
+        for value in ({"a": 1}, ["a"], 5, None, True, "\0", "x"):
+            body = copy.deepcopy(BODIES[path])
+            inner: Any = body
+            for key in way[:-1]:
+                inner = inner[key]
+            inner[way[-1]] = value
+            answer = client.post(path, json=body)
+            assert answer.status_code in EXPECTED, (way, value, answer.text)
 
 
 @pytest.mark.parametrize(
