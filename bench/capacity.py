@@ -75,15 +75,21 @@ async def _end(server: asyncio.Server) -> None:
     for task in rest:
         task.cancel()
     await asyncio.gather(*rest, return_exceptions=True)
+    await asyncio.sleep(0.01)  # closed connections are let go of by the loop
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(_HEAD)
-    for event in _EVENTS:
-        writer.write(event)
-        await asyncio.sleep(_GAP)
-    writer.close()
+    try:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(_HEAD)
+        for event in _EVENTS:
+            writer.write(event)
+            await asyncio.sleep(_GAP)
+        await writer.drain()
+    except (OSError, asyncio.IncompleteReadError):
+        pass  # the client has what it wanted
+    finally:
+        writer.close()
 
 
 def _events() -> list[bytes]:

@@ -124,7 +124,7 @@ def _source(options: Options, target: Target) -> tuple[Source, Target]:
 
 
 def _about(options: Options, target: Target) -> dict[str, Any]:
-    capacity = measure_capacity(0.3)
+    capacity = measure_capacity(0.15)
     return {
         "url": target.url,
         "model_id": target.model,
