@@ -74,6 +74,7 @@ def test_a_schema_is_kept(llm: Callable[..., str], demo_server: Server) -> None:
             "type": "object",
             "properties": {"animal": {"enum": ["cat", "dog"]}, "legs": {"type": "integer", "maximum": 9}},
             "required": ["animal", "legs"],
+            "additionalProperties": False,  # a small model would invent more, for ever
         }
     )
     text = llm("prompt", "-m", "bireme", "--schema", schema, "A cat.", url=demo_server.url, name="demo")
