@@ -107,9 +107,7 @@ class SequenceOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None  # prompt tokens taken from the prefix cache; set on the first output
     error: str | None = None  # with FinishReason.ERROR
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = (
-        None  # from the second token on; with the first output
-    )
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # from the second token on; with the first output
     embedding: bytes | None = None  # at the end, where one was asked for; see ``pooling.embedding``
 
 
