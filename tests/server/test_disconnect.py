@@ -43,6 +43,7 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
 
 
 ENDLESS = chat("6", max_tokens=2000, ignore_eos=True)
+MANY = {**ENDLESS, "n": 10}  # some seconds, on the fastest of these servers
 TOKEN = b'"delta":{"content":'
 
 
@@ -52,10 +53,11 @@ def test_while_tokens_come(request: pytest.FixtureRequest, where: str, stream: b
     """C13. ``hooked`` has a decorator middleware around the application."""
     server = request.getfixturevalue(where)
     before = server.metrics()
-    with raw_post(server, "/v1/chat/completions", {**ENDLESS, "stream": stream}) as connection:
+    with raw_post(server, "/v1/chat/completions", {**MANY, "stream": stream}) as connection:
         if stream:
             read_until(connection, TOKEN)
-        assert wait_for(lambda: server.metrics()["vllm:num_requests_running"] == 1, 5)
+        made = before["vllm:generation_tokens_total"]
+        assert wait_for(lambda: server.metrics()["vllm:generation_tokens_total"] > made, 5)
     assert wait_for(lambda: aborted(server) == before['vllm:request_success_total{finished_reason="abort"}'] + 1, 2)
     server.wait_idle(2)
     after = server.metrics()
@@ -167,7 +169,7 @@ def test_five_hundred_that_leave_at_any_time_leave_nothing(hooked: Any) -> None:
     hooked.wait_idle()
     rng, port = random.Random(7), httpx.URL(hooked.url).port or 80
     process = psutil.Process(hooked.process.pid)
-    tasks, files = hooked.get("/tasks").json()["tasks"], process.num_fds()
+    tasks, files, said = hooked.get("/tasks").json()["tasks"], process.num_fds(), len(hooked.log)
 
     async def everyone() -> None:
         gate = asyncio.Semaphore(80)
@@ -184,4 +186,4 @@ def test_five_hundred_that_leave_at_any_time_leave_nothing(hooked: Any) -> None:
     assert wait_for(lambda: hooked.get("/tasks").json()["tasks"] == tasks, 10)
     assert wait_for(lambda: process.num_fds() <= files, 10)
     assert hooked.post("/v1/chat/completions", chat("0", max_tokens=3)).status_code == 200
-    assert "Traceback" not in hooked.log, hooked.log
+    assert "Traceback" not in hooked.log[said:], hooked.log[said:]
