@@ -16,24 +16,23 @@ from . import pooling, scores
 from .account import OUTPUT_WEIGHT
 from .config import EngineConfig
 from .constraint import Outcome
-from .estimate import unattainable
+from .door import Door
 from .grammar import Grammar
-from .intake import Limits, check, make_group
+from .intake import Limits, make_group
 from .invariants import find_problems, quarantine
 from .masks import MaskThreads
-from .plan import BuiltStep, Read
+from .plan import BuiltStep
 from .request import (
     FinishReason,
-    QueueFullError,
     Request,
     RequestRejectedError,
     SequenceOutput,
     TokenLogprob,
 )
+from .results import keep_read, logprobs_by_place
 from .scheduler import Scheduler
 from .sequence import Group, Sequence
 from .stats import EngineStats, UserCounts
-from .step import StepResult
 from .watch import EngineView, StepWatch
 
 log = logging.getLogger(__name__)
@@ -88,6 +87,7 @@ class Engine:
         self.max_model_len = min(info.max_model_len, config.max_model_len or info.max_model_len)
         self.limits = Limits(self.max_model_len, info.num_blocks * info.block_size, info.vocab_size, info.end_ids)
         self.scheduler = Scheduler(config, info.num_blocks, info.block_size, self.max_model_len, info.model_name, clock)
+        self._door = Door(config, self.limits, self.scheduler)
         self._check = check_every_step
         self._groups: dict[str, Group] = {}
         self._in_flight: deque[_InFlight] = deque()
@@ -97,7 +97,6 @@ class Engine:
         self._rng = random.Random()
         self._started = self._last_step_time = self._waiting_since = clock()
         self._last_step_seconds = 0.0
-        self._finish_times: deque[float] = deque(maxlen=64)
         self._dead: str | None = None
         self._watch: StepWatch | None = None  # while somebody watches
 
@@ -108,24 +107,7 @@ class Engine:
         Raises as ``add`` does.
         """
         self._raise_if_dead()
-        try:
-            if request.request_id in self._groups:
-                raise RequestRejectedError(f"request id {request.request_id!r} is already in use", "duplicate_request")
-            check(request, self.limits)
-        except RequestRejectedError:
-            self.scheduler.counters.requests_rejected += 1
-            raise
-        if self.scheduler.num_unstarted + beside >= self.config.max_queue:
-            self.scheduler.counters.requests_rejected += 1
-            raise self._full(f"{self.config.max_queue} requests are waiting, the most allowed (max_queue)")
-        account, most = self.scheduler.fairness.account(request.user), self.config.max_queue_per_user
-        if most is not None and account.unstarted + beside_own >= most:
-            self.scheduler.counters.requests_rejected += 1
-            raise self._full(f"{most} requests of this user are waiting, the most allowed (max_queue_per_user)")
-        if refusal := unattainable(self.scheduler, request, account, self._pace()):
-            self.scheduler.counters.requests_rejected += 1
-            self.scheduler.counters.requests_unattainable += 1
-            raise refusal
+        self._door.review(request, request.request_id in self._groups, beside, beside_own)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
         """Queue a request. ``grammar`` is what ``request.params.grammar`` was compiled to.
@@ -314,9 +296,9 @@ class Engine:
         else:
             rows.learn(built.sampled_rows[there], result.tokens[there])
         if built.reads:
-            _keep_read(built.reads, result)
+            keep_read(built.reads, result)
         bad = set(np.flatnonzero(result.nan).tolist())
-        logprobs = _by_sequence(built.sampled, result)
+        logprobs = logprobs_by_place(built.sampled, result)
         taken, outputs = 0, self._outputs
         for i, (seq, token) in enumerate(zip(built.sampled, result.tokens.tolist(), strict=True)):
             if seq.finish_reason is not None:
@@ -366,7 +348,7 @@ class Engine:
             self.scheduler.release_siblings(seq)
         if not group.num_unfinished:
             del self._groups[group.request.request_id]
-            self._finish_times.append(self.clock())
+            self._door.ended()
 
     def _report(
         self, seq: Sequence, tokens: tuple[int, ...], logprob: TokenLogprob | None = None, error: str | None = None
@@ -390,20 +372,6 @@ class Engine:
             )
         )
 
-    def _full(self, why: str) -> QueueFullError:
-        after = self._retry_after()
-        return QueueFullError(f"{why}; try again in {after:.0f} s", after)
-
-    def _retry_after(self) -> float:
-        """Seconds until about one request will have finished, by the recent pace: 1 to 60."""
-        pace = self._pace()
-        return 5.0 if pace is None else min(60.0, max(1.0, pace))
-
-    def _pace(self) -> float | None:
-        """Seconds from one request's end to the next, of late; None where there were not two yet."""
-        times = self._finish_times
-        return (self.clock() - times[0]) / len(times) if len(times) > 1 else None
-
     def _die(self, error: Exception) -> EngineDeadError:
         """Fail everything under way; hand out with it what was known already."""
         log.error("the engine has failed; %d requests end with it", len(self._groups), exc_info=error)
@@ -422,32 +390,3 @@ class Engine:
     def _raise_if_dead(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(self._dead, [])
-
-
-def _keep_read(reads: list[Read], result: StepResult) -> None:
-    """Give the sequences what a step told of their prompts; what it read in another life of theirs is dropped."""
-    summed = scored = 0
-    for seq, preemptions, pooled, count in reads:
-        alive = seq.num_preemptions == preemptions
-        if pooled:
-            assert result.sums is not None
-            if alive:
-                pooling.add(seq, result.sums[summed])
-            summed += 1
-        if count:
-            assert result.scores is not None
-            if alive:
-                scores.add(seq, result.scores, scored, count)
-            scored += count
-
-
-def _by_sequence(sampled: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
-    """The log-probabilities of those that asked, each cut to the number it asked for; keyed by place in the batch."""
-    if result.logprobs is None:
-        return {}
-    found: dict[int, TokenLogprob] = {}
-    for i, seq in enumerate(sampled):
-        wanted = seq.group.request.params.logprobs
-        if wanted is not None:
-            found[i] = scores.logprob(result.logprobs, i, wanted)
-    return found

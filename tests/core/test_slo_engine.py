@@ -172,9 +172,8 @@ def test_estimates_are_near_what_comes() -> None:
     while at < len(due) or engine.has_work():
         while at < len(due) and due[at] <= backend.clock.now:
             count = rng.choice((100, 600, 1200))
-            account, times = engine.scheduler.fairness.account(""), engine._finish_times
-            interval = (backend.clock.now - times[0]) / len(times) if len(times) > 1 else None
-            expected[at] = first_token_seconds(engine.scheduler, account, 0, count, interval)
+            account = engine.scheduler.fairness.account("")
+            expected[at] = first_token_seconds(engine.scheduler, account, 0, count, engine._door.pace())
             came[at] = -backend.clock.now
             engine.add(Request(f"{at}", tuple(rng.randrange(5, 50_000) for _ in range(count)), params))
             at += 1
