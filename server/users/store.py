@@ -153,14 +153,28 @@ class UserStore:
         return [DayUsage(day, name, Usage(*counts)) for day, name, *counts in self._db.execute(query, (first,))]
 
     def _prepare(self) -> None:
-        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if version > _VERSION:
-            raise UserError(f"{self.path} was made by a newer Bireme (version {version} of the file; this one reads 1)")
-        if version == 0:
-            if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise UserError(f"{self.path} is a database of something else")
+        if not self.path.stat().st_size:
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        if self._made_by() == 0:
+            with self._transaction():  # of those who come at once, one makes the tables
+                if self._made_by() == 0:
+                    self._make_tables()
+        if self._made_by() > _VERSION:
+            raise UserError(
+                f"{self.path} was made by a newer Bireme (version {self._made_by()} of the file; this one reads "
+                f"{_VERSION})"
+            )
+
+    def _made_by(self) -> int:
+        """The version of the file's form; 0: it has none yet, or is something else."""
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def _make_tables(self) -> None:
+        if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise UserError(f"{self.path} is a database of something else")
+        for statement in filter(str.strip, _SCHEMA.split(";")):
+            self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _change(self, statement: str, values: Sequence[Any], name: str) -> None:
         if not self._db.execute(statement, (*values, name)).rowcount:

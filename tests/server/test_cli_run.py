@@ -176,6 +176,7 @@ def test_a_chat(terminal: Terminal, server: Any, tmp_path: Path) -> None:
     server.wait_idle()
     terminal.type(f"/save {tmp_path}/kept.json\n")
     terminal.wait_for("6 messages are in")
+    terminal.wait_for(">>> ")
     terminal.type("\x03")
     terminal.wait_for("(Ctrl-D leaves)")
     terminal.wait_for(">>> ")
