@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -153,6 +154,18 @@ class UserStore:
         return [DayUsage(day, name, Usage(*counts)) for day, name, *counts in self._db.execute(query, (first,))]
 
     def _prepare(self) -> None:
+        """Make the tables of a new file. While one process does, SQLite lets others fail at once, whatever their
+        ``busy_timeout``: they try again."""
+        until = time.monotonic() + _BUSY_MS / 1000
+        while True:
+            try:
+                return self._prepare_once()
+            except sqlite3.OperationalError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.01)
+
+    def _prepare_once(self) -> None:
         if not self.path.stat().st_size:
             self._db.execute("PRAGMA journal_mode = WAL")
         if self._made_by() == 0:
