@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from .slo import Slo
 
@@ -12,7 +13,7 @@ KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 MAX_N = 128
 MAX_LOGPROBS = 20
 #: What happens to requests that can't have their first token in time.
-SLO_POLICIES = ("queue", "refuse")
+SloPolicy = Literal["queue", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class EngineConfig:
     max_queue: int = 512  # waiting requests; one more is refused
     max_queue_per_user: int | None = None  # waiting requests of one user; None: as many as max_queue
     slo: Slo | None = None  # what admission and chunks keep to
-    slo_policy: str = "queue"  # or "refuse": requests that can't have their first token in time
+    slo_policy: SloPolicy = "queue"  # or "refuse": requests that can't have their first token in time
     enable_prefix_caching: bool = True
     grammar_timeout_s: float = 5.0  # for compiling one schema or grammar
     grammar_cache: int = 64  # compiled grammars kept
@@ -52,7 +53,7 @@ class EngineConfig:
             raise ValueError(f"gpu_memory_fraction is {self.gpu_memory_fraction}; it must be above 0 and at most 1")
         if self.max_queue_per_user is not None and self.max_queue_per_user < 1:
             raise ValueError(f"max_queue_per_user is {self.max_queue_per_user}; it must be at least 1")
-        if self.slo_policy not in SLO_POLICIES:
-            raise ValueError(f"slo_policy is {self.slo_policy!r}; it must be one of {', '.join(SLO_POLICIES)}")
+        if self.slo_policy not in get_args(SloPolicy):
+            raise ValueError(f"slo_policy is {self.slo_policy!r}; it must be one of {', '.join(get_args(SloPolicy))}")
         if self.max_stall_ms <= 0:
             raise ValueError(f"max_stall_ms is {self.max_stall_ms}; it must be above 0")

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..core.config import MAX_LOGPROBS, MAX_N
+from ..core import config
+from . import settings
 from .commands.complete import complete_model
 from .commands.config_file import ENV_PREFIX
 from .parsers.choose import REASONING_NAMES, TOOL_NAMES
@@ -79,7 +80,7 @@ MaxQueue = Annotated[int, _engine("Waiting requests; one more is answered 429.")
 MaxQueuePerUser = Annotated[int | None, _engine("Waiting requests of one user; one more is answered 429.", min=1)]
 SloOption = Annotated[str | None, _engine("Objective to keep to: ttft=1s,tpot=50ms, or one of them.")]
 SloPolicy = Annotated[
-    Literal["queue", "refuse"], _engine("What is done with requests that can't have their first token in time.")
+    config.SloPolicy, _engine("What is done with requests that can't have their first token in time.")
 ]
 EnablePrefixCaching = Annotated[bool, _engine("Reuse what prompts begin with alike.")]
 GrammarTimeoutS = Annotated[float, _engine("Seconds that compiling one schema or grammar may take.", min=0.1)]
@@ -98,12 +99,10 @@ CorsOrigins = Annotated[
 ]
 CorsCredentials = Annotated[bool, _http("Let those pages send cookies and the like.")]
 Grace = Annotated[float, _http("Seconds that Ctrl-C leaves running requests.", min=0)]
-LogLevel = Annotated[Literal["debug", "info", "warning", "error"], _http("What to log.")]
+LogLevel = Annotated[settings.LogLevel, _http("What to log.")]
 
 UsersDb = Annotated[str | None, _users("The file of 'bireme users', or 'none'. Default: the one in your data folder.")]
-PrefixCacheScope = Annotated[
-    Literal["shared", "user", "prompt_cache_key"], _users("Who may profit from whose cached prompts.")
-]
+PrefixCacheScope = Annotated[settings.PrefixCacheScope, _users("Who may profit from whose cached prompts.")]
 
 MaxBodySize = Annotated[str, _limit("Size of a body.")]
 MaxHeaderSize = Annotated[str, _limit("Size of a request's line and headers.")]
@@ -112,8 +111,8 @@ MaxMessages = Annotated[int, _limit("Messages of a conversation.", min=1)]
 MaxTools = Annotated[int, _limit("Tools offered.", min=0)]
 MaxPrompts = Annotated[int, _limit("Texts in one request to /v1/completions or /v1/embeddings.", min=1)]
 MaxStopStrings = Annotated[int, _limit("Stop strings.", min=0)]
-MaxN = Annotated[int, _limit("Choices per prompt: n and best_of.", min=1, max=MAX_N)]
-MaxLogprobs = Annotated[int, _limit("Alternatives per token with logprobs.", min=0, max=MAX_LOGPROBS)]
+MaxN = Annotated[int, _limit("Choices per prompt: n and best_of.", min=1, max=config.MAX_N)]
+MaxLogprobs = Annotated[int, _limit("Alternatives per token with logprobs.", min=0, max=config.MAX_LOGPROBS)]
 MaxLogitBias = Annotated[int, _limit("Entries of logit_bias.", min=0)]
 MaxSchemaBytes = Annotated[int, _limit("Bytes of a JSON schema, expression or grammar.", min=1)]
 MaxSchemaDepth = Annotated[int, _limit("Levels of objects and arrays in a JSON schema.", min=1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 from ..core.config import EngineConfig
 from .limits import RequestLimits
@@ -13,7 +14,8 @@ from .parsers.formats import AUTO
 from .users.store import default_path
 
 #: Who shares cached prompts: all, each user alone, or each ``prompt_cache_key`` of a user alone.
-SCOPES = ("shared", "user", "prompt_cache_key")
+PrefixCacheScope = Literal["shared", "user", "prompt_cache_key"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 #: As a users' file: none, whatever lies in the data folder.
 NO_USERS = "none"
 
@@ -66,18 +68,18 @@ class ServerSettings:
     max_restarts: int = 5  # engine restarts in a row before the server gives up
     restart_delay: float = 0.5  # before the first restart; doubles each time, up to 30
     stats_interval: float = 10.0
-    log_level: str = "info"
+    log_level: LogLevel = "info"
     users_db: str | None = None  # the users' file; None: the one in the user's data folder, "none": none
-    prefix_cache_scope: str = "shared"  # who may profit from whose cached prompts; see SCOPES
+    prefix_cache_scope: PrefixCacheScope = "shared"  # who may profit from whose cached prompts
     trusted_proxies: tuple[str, ...] = ()  # addresses and networks whose X-Forwarded-For is believed
     cors_origins: tuple[str, ...] = ("*",)  # pages that may call the server; (): none
     cors_credentials: bool = False
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
-        if self.prefix_cache_scope not in SCOPES:
+        if self.prefix_cache_scope not in (scopes := get_args(PrefixCacheScope)):
             raise ValueError(
-                f"prefix_cache_scope is {self.prefix_cache_scope!r}; it must be one of {', '.join(SCOPES)}"
+                f"prefix_cache_scope is {self.prefix_cache_scope!r}; it must be one of {', '.join(scopes)}"
             )
         if self.cors_credentials and "*" in self.cors_origins:
             raise ValueError(
