@@ -43,6 +43,11 @@ class Server:
         assert wait_for(lambda: "Bireme is ready" in self.log or self._died(), timeout), self.log
         assert self.process.poll() is None, self.log
 
+    def wait_serving(self) -> None:
+        """Until the address is known and requests are served."""
+        self.wait_listening()
+        self.wait_ready()
+
     def _died(self) -> bool:
         return self.process.poll() is not None
 

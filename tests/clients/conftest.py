@@ -61,8 +61,7 @@ def spoken_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     hook = {"step_s": 0, "kv_cache_memory": 2**31}
     one = servers.start(folder, model=spoken.long_context(folder), hook=hook)
     try:
-        one.wait_listening()
-        one.wait_ready()
+        one.wait_serving()
         yield one
     finally:
         one.kill()
@@ -73,8 +72,7 @@ def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo model on the CPU: its own words, held to a form where a client asks for one."""
     one = servers.start(tmp_path_factory.mktemp("demo"), "--kv-cache-memory", "256MiB", model="demo")
     try:
-        one.wait_listening()
-        one.wait_ready()
+        one.wait_serving()
         yield one
     finally:
         one.kill()

@@ -16,8 +16,7 @@ def fuzzed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--device", "sim", "--max-model-len", "2048")
     one = servers.start(tmp_path_factory.mktemp("fuzzed"), *options, model=scripted.SCRIPTED)
     try:
-        one.wait_listening()
-        one.wait_ready()
+        one.wait_serving()
         engine = one.engine()
         yield one
         assert one.engine().pid == engine.pid, one.log

@@ -32,8 +32,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
 def server(start_server: StartServer) -> Server:
     """The server that most tests share."""
     one = start_server("--kv-cache-memory", "32MiB", "--threads", "1")
-    one.wait_listening()
-    one.wait_ready()
+    one.wait_serving()
     return one
 
 
@@ -41,8 +40,7 @@ def server(start_server: StartServer) -> Server:
 def hooked(start_server: StartServer) -> Server:
     """A server whose engine does as told by a prompt's last character; see ``hooked_engine``."""
     one = start_server(hook={"keep_alive": 0.3, "restart_delay": 0.1, "stats_interval": 0.5, "watchdog_s": 1.5})
-    one.wait_listening()
-    one.wait_ready()
+    one.wait_serving()
     return one
 
 
@@ -57,6 +55,5 @@ def small(start_server: StartServer, with_defaults: Path) -> Server:
     """One sequence at once, one more may wait. Its model has generation defaults."""
     options = ("--max-num-seqs", "1", "--max-queue", "1", "--kv-cache-memory", "8MiB", "--cpu-precision", "exact")
     one = start_server(*options, model=with_defaults)
-    one.wait_listening()
-    one.wait_ready()
+    one.wait_serving()
     return one

@@ -70,8 +70,7 @@ def test_a_model_that_the_server_has_not(server: Any) -> None:
 
 def test_keys(start_server: Any) -> None:
     guarded = start_server("--device", "sim", "--api-key", "sesame")
-    guarded.wait_listening()
-    guarded.wait_ready()
+    guarded.wait_serving()
     refused = once("--url", guarded.url, "x")
     assert refused.returncode == 1 and "key" in refused.stderr.lower()
     assert once("--url", guarded.url, "x", "--max-tokens", "3", "--api-key", "sesame").returncode == 0

@@ -184,8 +184,7 @@ def test_silence_is_broken_by_comments(hooked: Any) -> None:
 
 def test_stalled_engine_turns_health_red(start_server: Any) -> None:
     server = start_server(hook={"watchdog_s": 1.0})
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     with server.client(timeout=0.5) as client, pytest.raises(httpx.TimeoutException):
         client.post("/v1/chat/completions", json=chat("W"))
     with (
@@ -203,8 +202,7 @@ def test_stalled_engine_turns_health_red(start_server: Any) -> None:
 def test_signal_drains_and_exits(start_server: Any, number: int) -> None:
     """F01: running requests get their grace, new ones are refused, idle connections hold nothing up."""
     server = start_server(hook={"grace": 1.0})
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     engine = server.engine()
     with server.client() as client, socket.create_connection(("127.0.0.1", port_of(server.url))) as idle:
         idle.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -231,8 +229,7 @@ def test_signal_drains_and_exits(start_server: Any, number: int) -> None:
 
 def test_second_signal_exits_at_once_and_short_answers_finish(start_server: Any) -> None:
     server = start_server(hook={"grace": 60.0})
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     engine = server.engine()
     with server.client() as client, client.stream("POST", "/v1/chat/completions", json=ENDLESS) as one:
         lines = one.iter_lines()
@@ -264,8 +261,7 @@ def test_killed_server_leaves_nothing_behind(start_server: Any) -> None:
 def test_engine_that_keeps_dying_stays_dead(start_server: Any) -> None:
     """Restarts are bounded. In the end the server stays, red, and everyone is told why."""
     server = start_server(hook={"max_restarts": 2, "restart_delay": 0.05})
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     for restart in ("1 of 2", "2 of 2", None):
         answer = server.post("/v1/chat/completions", chat("K", ignore_eos=True))
         assert answer.status_code == 500

@@ -28,8 +28,7 @@ LOW = {
 def strict(start_server: Any) -> Any:
     options = [word for pair in LOW.items() for word in pair]
     server = start_server("--device", "sim", "--cors-origins", "none", *options)
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     return server
 
 
@@ -154,8 +153,7 @@ def test_waiting_per_user(start_server: Any) -> None:
     """--max-queue-per-user: who fills their own line is told so; others are served."""
     hook = {"max_num_seqs": 1, "max_queue_per_user": 2, "max_queue": 50, "step_s": 0.03}
     server = start_server(hook=hook)
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
 
     def body(user: str, trigger: str = "x") -> dict[str, Any]:
         return {"prompt": trigger, "max_tokens": 1000, "ignore_eos": True, "stream": True, "user": user}

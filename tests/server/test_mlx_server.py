@@ -15,8 +15,7 @@ pytestmark = [pytest.mark.mlx, NO_MLX]
 
 def test_a_server_on_mlx_answers_as_one_on_the_cpu(server: Any, start_server: Any) -> None:
     mlx = start_server("--device", "mlx", "--kv-cache-memory", "32MiB")
-    mlx.wait_listening()
-    mlx.wait_ready()
+    mlx.wait_serving()
     assert "device       mlx" in mlx.log
     asked = [chat(digit, max_tokens=12, user=f"user {digit}") for digit in "0123"]
     wanted = [server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"] for body in asked]

@@ -76,8 +76,7 @@ KEY = {"Authorization": "Bearer k2"}
 @pytest.fixture(scope="module")
 def walked(start_server: Any, with_defaults: Path) -> Any:
     server = start_server(*(word for given, _, _ in WALK.values() for word in given), model=with_defaults)
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     return server
 
 

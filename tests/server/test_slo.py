@@ -17,8 +17,7 @@ from bireme.server.report import goodput_text
 def test_goodput_is_counted_and_told(start_server: Any) -> None:
     """Steps of 30 ms: a TPOT of 10 ms is missed by all, a TTFT of 10 s is met by all."""
     server = start_server(hook={"slo": "ttft=10s,tpot=10ms", "step_s": 0.03, "stats_interval": 0.3})
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     body = {"prompt": [120] * 30, "max_tokens": 12, "ignore_eos": True}
     for _ in range(2):
         assert server.post("/v1/completions", body).status_code == 200
@@ -37,8 +36,7 @@ def test_requests_that_would_be_late_are_refused(start_server: Any) -> None:
     server = start_server(
         hook={"slo": "ttft=1s", "slo_policy": "refuse", "max_num_seqs": 1, "step_s": 0.03, "stats_interval": 60}
     )
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
 
     def ask(number: int) -> Any:
         return server.post("/v1/completions", {"prompt": f"p{number}", "max_tokens": 30, "ignore_eos": True})

@@ -485,8 +485,7 @@ def test_harmony_through_a_real_engine(start_server: Any, tmp_path: Path) -> Non
     template = HEAD + "{% if false %}<|channel|>analysis<|message|>{% endif %}" + TAIL
     dictation = Dictation(model(tmp_path, template, specials))
     server = start_server(hook={"step_s": 0}, model=dictation.path)
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     assert "tools harmony, reasoning harmony" in server.log
     call = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}'
     for answer, calls, finish in (

@@ -120,8 +120,7 @@ def test_a_real_server_sends_what_it_did(start_server: Any, monkeypatch: pytest.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_address[1]}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     server = start_server("--device", "sim")
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     body = {"prompt": "secret words", "max_tokens": 4, "ignore_eos": True}
     assert server.post("/v1/completions", body, traceparent=PARENT).status_code == 200
     assert server.stop() == 0, "the last spans go out at the end"

@@ -59,8 +59,7 @@ def house(start_server: Any, tmp_path_factory: pytest.TempPathFactory) -> House:
     keys = {user.name: store.add(user) for user in USERS}
     store.close()
     server = start_server(hook={"users_db": str(db), "api_keys": ["master"], "stats_interval": 60})
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     return House(server, db, keys)
 
 
@@ -204,8 +203,7 @@ def test_nothing_is_lost_at_the_end(start_server: Any, tmp_path: Path) -> None:
     key = command("add", "bob", db=db).stdout.strip()
     for number in (signal.SIGTERM, signal.SIGKILL):
         server = start_server("--device", "sim", "--users-db", str(db))
-        server.wait_listening()
-        server.wait_ready()
+        server.wait_serving()
         house = House(server, db, {"bob": key})
         assert house.ask("bob", max_tokens=10).status_code == 200
 
@@ -238,8 +236,7 @@ def test_who_shares_cached_prompts(start_server: Any) -> None:
     """--prefix-cache-scope user; without keys users are the ``user`` field, or the address a trusted proxy tells."""
     options = ("--device", "sim", "--prefix-cache-scope", "user", "--trusted-proxies", "127.0.0.1")
     server = start_server(*options)
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     prompt = [120 + i % 7 for i in range(100)]
     anna, bert = ({"x-forwarded-for": f"203.0.113.{i}"} for i in (1, 2))
     assert [cached(server, prompt, anna) > 0 for _ in range(2)] == [False, True]
@@ -253,8 +250,7 @@ def test_who_shares_cached_prompts(start_server: Any) -> None:
 
 def test_prompt_cache_key_as_scope_and_untrusted_addresses(start_server: Any) -> None:
     server = start_server("--device", "sim", "--prefix-cache-scope", "prompt_cache_key")
-    server.wait_listening()
-    server.wait_ready()
+    server.wait_serving()
     prompt = [120 + i % 7 for i in range(100)]
     assert [cached(server, prompt, prompt_cache_key="a") > 0 for _ in range(2)] == [False, True]
     assert [cached(server, prompt, prompt_cache_key="b") > 0 for _ in range(2)] == [False, True]
