@@ -54,7 +54,7 @@ class Case:
         self.ops: tuple[TorchOps, TorchOps] = CpuOps(config, self.kv, rope), TorchOps(config, self.kv, rope)
         self.step = TorchStep.build(batch, torch.zeros(sequences, dtype=torch.int64), BLOCK)
         self.layers = [
-            Layer(i, None, 0.125, 1e-5, None, None, None, None, None, None, None, None) for i in range(layers)
+            Layer(i, None, 0.125, 1e-5, None, None, None, None, None, None, None) for i in range(layers)
         ]
         tokens, heads = sequences * new, config.num_heads
         self.x = torch.randn(tokens, config.hidden_size)

@@ -33,6 +33,25 @@ class WeightLoader(Protocol):
     def norm(self, name: str) -> Any: ...
 
 
+class FeedForward(Protocol):
+    """What follows attention in a layer."""
+
+    def __call__(self, ops: Ops, x: Any) -> Any:
+        """[T, D] to [T, D]; each token by itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """``down(silu(gate(x)) * up(x))`` (SwiGLU, arXiv:2002.05202); the same weights for every token."""
+
+    gate_up: Any
+    down: Any
+
+    def __call__(self, ops: Ops, x: Any) -> Any:
+        return ops.linear(ops.swiglu(ops.linear(x, self.gate_up)), self.down)
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer: what ``Ops`` must know of it, and its weight handles."""
@@ -47,8 +66,7 @@ class Layer:
     k_norm: Any | None
     output: Any
     post_norm: Any
-    gate_up: Any
-    down: Any
+    mlp: FeedForward
     sinks: Any | None = None  # float32 [H]: a score for each head that takes its share of the softmax; None: none
 
 
@@ -92,8 +110,7 @@ class Decoder:
             if layer is last:  # from here on only the wanted rows matter
                 x, residual = ops.take_rows(x, rows), ops.take_rows(residual, rows)
             x, residual = ops.add_rms_norm(ops.linear(x, layer.output), residual, layer.post_norm, eps)
-            x = ops.linear(ops.swiglu(ops.linear(x, layer.gate_up)), layer.down)
-            x, residual = ops.add_rms_norm(x, residual, following.input_norm if following else self.norm, eps)
+            x, residual = ops.add_rms_norm(layer.mlp(ops, x), residual, following.input_norm if following else self.norm, eps)
         return x
 
 
@@ -112,6 +129,5 @@ def load_layer(config: ModelConfig, index: int, loader: WeightLoader) -> Layer:
         k_norm=loader.norm(prefix + "self_attn.k_norm") if config.qk_norm else None,
         output=loader.linear(output),
         post_norm=loader.norm(prefix + "post_attention_layernorm"),
-        gate_up=loader.linear(gate, up),
-        down=loader.linear(down),
+        mlp=GatedMlp(gate_up=loader.linear(gate, up), down=loader.linear(down)),
     )

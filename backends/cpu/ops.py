@@ -30,7 +30,7 @@ def warm_up() -> None:
     cpu = torch.device("cpu")
     kv, rope = KVPool(config, 1, 4, torch.float32, cpu), RopeTable.build(config.rope, 8, 4, cpu)
     ops, x = CpuOps(config, kv, rope, warm=False), torch.ones(1, 8)
-    layer = Layer(0, None, 1.0, 1e-5, x, None, None, None, None, x, None, None)
+    layer = Layer(0, None, 1.0, 1e-5, x, None, None, None, None, x, None)
     zero = np.zeros(1, np.int32)
     batch = StepBatch(
         step_id=0,

@@ -183,7 +183,7 @@ def test_a_gguf_stays_quantised_and_gives_its_own_logits(tmp_path, on_mlx, tied)
         driver.generate([driver.add(IDS)], 6)
     np.testing.assert_allclose(np.concatenate(taps[1].logits), np.concatenate(taps[0].logits), atol=1e-4)
     layer = kept.backend._decoder.layers[0]
-    assert isinstance(layer.gate_up, QuantizedLinear) and layer.gate_up.words.shape == (192, 8)
+    assert isinstance(layer.mlp.gate_up, QuantizedLinear) and layer.gate_up.words.shape == (192, 8)
     assert len(layer.qkv.parts) == 2, "q and k together, v apart"
     assert isinstance(kept.backend._decoder.embed, QuantizedEmbedding)
     assert kept.backend.info.weight_bytes < dense.backend.info.weight_bytes / 3
@@ -257,7 +257,7 @@ def test_affine_folders_keep_their_codes(tmp_path, on_mlx, bits, group):
         driver.generate([driver.add(IDS)], 3)
     exact = group != 16
     np.testing.assert_allclose(taps[1].logits[0], taps[0].logits[0], atol=1e-4 if exact else 0.15)
-    down = [layer.down for layer in kept.backend._decoder.layers]
+    down = [layer.mlp.down for layer in kept.backend._decoder.layers]
     assert [each.packing.bits for each in down] == [bits if exact else 8, 8]
 
 
@@ -295,7 +295,7 @@ def test_what_mlx_lm_quantises_it_and_we_run_alike(plain_folder, tmp_path, on_ml
     for options in (KEPT, {}) if mode != "affine" or predicate else (KEPT,):  # decoding of affine codes: tests/files
         driver = on_mlx(tmp_path, options)
         if options:
-            assert driver.backend._decoder.layers[1].gate_up.packing == Packing(bits, group, mode)
+            assert driver.backend._decoder.layers[1].mlp.gate_up.packing == Packing(bits, group, mode)
         tap = LogitTap(driver)
         for length in (1, 17, 60):
             driver.step([(driver.add(IDS[:length]), length)])

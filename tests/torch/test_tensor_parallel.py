@@ -137,7 +137,7 @@ def test_blocks_stay_whole(tmp_path, both, caplog, mix, kv_heads):
     path = write_gguf(tmp_path / "tiny.gguf", config, random_weights(config), type_of=type_of)
     one, two = both(path)
     agree(one, two)
-    assert [layer.down.part.weight.shape[1] for layer in two._inner._decoder.layers] == [64] * 2
+    assert [layer.mlp.down.part.weight.shape[1] for layer in two._inner._decoder.layers] == [64] * 2
     assert two._inner._model.num_kv_heads == 1
     assert two.info.kv_bytes_per_token * kv_heads == one.info.kv_bytes_per_token
     assert ("2 matrices (model.layers.0.self_attn.o_proj.weight, ...) are decoded" in caplog.text) == (dim == 24)
