@@ -18,7 +18,7 @@ from ..backends.cuda.ops import TorchOps
 from ..backends.cuda.rope import RopeTable
 from ..backends.cuda.step import TorchStep
 from ..models.config import ModelConfig
-from ..models.decoder import Layer
+from ..models.decoder import GatedMlp, Layer
 from .batches import make_batch
 
 #: SmolLM2-135M.
@@ -53,9 +53,8 @@ class Case:
         rope = RopeTable.build(config.rope, config.head_dim, context, cpu)
         self.ops: tuple[TorchOps, TorchOps] = CpuOps(config, self.kv, rope), TorchOps(config, self.kv, rope)
         self.step = TorchStep.build(batch, torch.zeros(sequences, dtype=torch.int64), BLOCK)
-        self.layers = [
-            Layer(i, None, 0.125, 1e-5, None, None, None, None, None, None, None) for i in range(layers)
-        ]
+        mlp = GatedMlp(None, None)
+        self.layers = [Layer(i, None, 0.125, 1e-5, None, None, None, None, None, None, mlp) for i in range(layers)]
         tokens, heads = sequences * new, config.num_heads
         self.x = torch.randn(tokens, config.hidden_size)
         self.weight = torch.ones(config.hidden_size)

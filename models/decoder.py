@@ -110,7 +110,8 @@ class Decoder:
             if layer is last:  # from here on only the wanted rows matter
                 x, residual = ops.take_rows(x, rows), ops.take_rows(residual, rows)
             x, residual = ops.add_rms_norm(ops.linear(x, layer.output), residual, layer.post_norm, eps)
-            x, residual = ops.add_rms_norm(layer.mlp(ops, x), residual, following.input_norm if following else self.norm, eps)
+            norm = following.input_norm if following else self.norm
+            x, residual = ops.add_rms_norm(layer.mlp(ops, x), residual, norm, eps)
         return x
 
 

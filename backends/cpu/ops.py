@@ -13,7 +13,7 @@ import torch
 
 from ...core.step import StepBatch
 from ...models.config import ModelConfig
-from ...models.decoder import Layer
+from ...models.decoder import GatedMlp, Layer
 from ..cuda.kv import KVPool
 from ..cuda.ops import TorchOps
 from ..cuda.rope import RopeTable
@@ -30,7 +30,7 @@ def warm_up() -> None:
     cpu = torch.device("cpu")
     kv, rope = KVPool(config, 1, 4, torch.float32, cpu), RopeTable.build(config.rope, 8, 4, cpu)
     ops, x = CpuOps(config, kv, rope, warm=False), torch.ones(1, 8)
-    layer = Layer(0, None, 1.0, 1e-5, x, None, None, None, None, x, None)
+    layer = Layer(0, None, 1.0, 1e-5, x, None, None, None, None, x, GatedMlp(None, None))
     zero = np.zeros(1, np.int32)
     batch = StepBatch(
         step_id=0,

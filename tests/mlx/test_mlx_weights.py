@@ -183,7 +183,7 @@ def test_a_gguf_stays_quantised_and_gives_its_own_logits(tmp_path, on_mlx, tied)
         driver.generate([driver.add(IDS)], 6)
     np.testing.assert_allclose(np.concatenate(taps[1].logits), np.concatenate(taps[0].logits), atol=1e-4)
     layer = kept.backend._decoder.layers[0]
-    assert isinstance(layer.mlp.gate_up, QuantizedLinear) and layer.gate_up.words.shape == (192, 8)
+    assert isinstance(layer.mlp.gate_up, QuantizedLinear) and layer.mlp.gate_up.words.shape == (192, 8)
     assert len(layer.qkv.parts) == 2, "q and k together, v apart"
     assert isinstance(kept.backend._decoder.embed, QuantizedEmbedding)
     assert kept.backend.info.weight_bytes < dense.backend.info.weight_bytes / 3
