@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bireme.bench.agree_guidellm import FIGURES, its_figures, our_figures, table
 from bireme.bench.http import PacedBackend
 from bireme.bench.level import Load, summarise
 from bireme.bench.load import Sample
@@ -66,23 +65,6 @@ def test_kernels_elsewhere_are_pointed_to() -> None:
     pytest.importorskip("mlx.core", reason="needs mlx")
     result = CliRunner().invoke(app, ["bench", "kernels", "--device", "mlx"])
     assert result.exit_code == 2 and "bireme.bench.mlx_step" in result.output
-
-
-def report(successful: int = REQUESTS) -> dict[str, Any]:
-    means = dict(zip(FIGURES.values(), (1.0, 10.0, 100.0, 20.0, 0.9), strict=True))
-    metrics = {key: {"successful": {"mean": value}} for key, value in means.items()}
-    made = {"successful": successful, "errored": REQUESTS - successful, "incomplete": 0}
-    return {"benchmarks": [{"scheduler_metrics": {"requests_made": made}, "metrics": metrics}]}
-
-
-def test_both_tools_figures_lie_side_by_side() -> None:
-    ours, its = our_figures(level()), its_figures(report(), REQUESTS)
-    assert ours["TTFT mean, ms"] == pytest.approx(100) and ours["TPOT mean, ms"] == pytest.approx(100)
-    assert ours["requests a second"] == pytest.approx(1.0) and ours["E2E mean, s"] == pytest.approx(1.0)
-    text = table([(2, ours, its)])
-    assert "| 2 | TPOT mean, ms | 100 | 20 | 5.000 |" in text and "| 2 | requests a second | 1 | 1 | 1.000 |" in text
-    with pytest.raises(ValueError, match="2 of 3 requests"):
-        its_figures(report(successful=2), REQUESTS)
 
 
 def test_a_page_of_peers_has_ratios_and_plots() -> None:
