@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+STRATEGIES = ("linear", "exponential")
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """A rate that goes from ``start`` to ``end`` requests a second over a level's requests."""
+
+    start: float
+    end: float
+    strategy: str = STRATEGIES[0]
+
+    def __post_init__(self) -> None:
+        for rate in (self.start, self.end):
+            _check(rate, 1.0)
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"ramp-up-strategy is {self.strategy!r}; it must be {' or '.join(STRATEGIES)}")
 
 
 def schedule(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> list[float]:
@@ -24,16 +42,12 @@ def schedule(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) ->
     return [float(value) for value in due * (count / rate / due[-1])] if count else []
 
 
-def ramp(
-    count: int, start: float, end: float, strategy: str = "linear", burstiness: float = 1.0, seed: int = 0
-) -> list[float]:
-    """Like ``schedule`` with a rate that goes from ``start`` to ``end`` a second over the requests."""
-    _check(start, burstiness)
-    _check(end, burstiness)
-    if strategy not in ("linear", "exponential"):
-        raise ValueError(f"ramp-up-strategy is {strategy!r}; it must be linear or exponential")
+def ramp(count: int, shape: Ramp, burstiness: float = 1.0, seed: int = 0) -> list[float]:
+    """Like ``schedule`` with a rate that follows ``shape``."""
+    _check(shape.start, burstiness)
     steps = np.linspace(0.0, 1.0, count) if count > 1 else np.zeros(count)
-    rates = start + (end - start) * steps if strategy == "linear" else start * (end / start) ** steps
+    start, end = shape.start, shape.end
+    rates = start + (end - start) * steps if shape.strategy == "linear" else start * (end / start) ** steps
     gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rates * burstiness))
     return [float(value) for value in np.cumsum(gaps)]
 

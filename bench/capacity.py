@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from .load import Prompt, Target, ask
+from .ask import Prompt, Target, ask
 
 _CHUNKS = 64
 _USERS = 32
@@ -86,8 +86,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             writer.write(event)
             await asyncio.sleep(_GAP)
         await writer.drain()
-    except (OSError, asyncio.IncompleteReadError):
-        pass  # the client has what it wanted
+    except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        pass  # the client has what it wanted; asyncio would report a cancelled handler as an error
     finally:
         writer.close()
 

@@ -37,7 +37,7 @@ def serve(
     against_model: Annotated[str | None, typer.Option(help="Model to ask the second server for.")] = None,
     rounds: Annotated[int, typer.Option(help="Paired mode: rounds.", min=1)] = 3,
     concurrency: Annotated[str, _load("Closed loop: users at once, e.g. 1,4,8,16.")] = "",
-    request_rate: Annotated[str, _load("Open loop: requests a second, e.g. 1,2,4 or inf.")] = "",
+    request_rate: Annotated[str, _load("Open loop: requests (multiturn: conversations) a second, 1,2,4 or inf.")] = "",
     burstiness: Annotated[float, _load("Open loop: 1 Poisson, below bursty, inf even.")] = 1.0,
     ramp_up_strategy: Annotated[str, _load("linear or exponential, between the two rates below.")] = "linear",
     ramp_up_start_rps: Annotated[float | None, _load("Open loop: first rate of a ramp.")] = None,
@@ -53,6 +53,7 @@ def serve(
     prefix_len: Annotated[int, _data("prefix: tokens shared.", min=1)] = 512,
     num_prefixes: Annotated[int, _data("prefix: how many different ones.", min=1)] = 4,
     turns: Annotated[int, _data("multiturn: turns of a conversation.", min=1)] = 4,
+    think: Annotated[float, _data("multiturn: seconds before a next turn.", min=0)] = 0.0,
     seed: Annotated[int, _data("Of prompts, lengths and arrivals.")] = 0,
     goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50 e2el:9000.")] = None,
     attainment: Annotated[float, _result("Share of requests that must meet it.", min=0, max=1)] = 0.9,
@@ -63,9 +64,10 @@ def serve(
     compare: Annotated[tuple[Path, Path] | None, _result("Compare two JSON results instead of measuring.")] = None,
 ) -> None:
     """Load a server and say what came of it: throughput, latency percentiles, goodput."""
+    options = dict(locals())
     from .serve_command import run_serve
 
-    _or_fail(run_serve, locals())
+    _or_fail(run_serve, options)
 
 
 _Json = Annotated[Path | None, typer.Option("--json", help="Write the record here.")]
@@ -132,11 +134,11 @@ def kernels(
 def _offline(name: str, options: dict[str, Any]) -> None:
     def run(given: dict[str, Any]) -> int:
         from .offline import run_offline
-        from .serve_command import numbers
+        from .serve_command import counts
 
         for option, plural in (("batch_size", "batch_sizes"), ("sequences", "sequences")):
             if option in given:
-                given[plural] = tuple(int(value) for value in numbers(option.replace("_", "-"), given[option]))
+                given[plural] = counts(option.replace("_", "-"), given[option])
         return run_offline(name, given)
 
     _or_fail(run, options)
@@ -189,6 +191,7 @@ def simulate(
     html_path: Annotated[Path | None, _result("Write a timeline of the first steps here.", "--html")] = None,
 ) -> None:
     """Predict how a device would serve a load: the real scheduler and caches, a computed device."""
+    options = dict(locals())
     from .simulate_command import run_simulate
 
-    _or_fail(run_simulate, locals())
+    _or_fail(run_simulate, options)

@@ -11,15 +11,20 @@ from .svg import Series, plot
 
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
-th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid #8885; white-space: nowrap; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 2em auto; padding: 0 1em; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; display: block;
+  overflow-x: auto; margin: 1em 0; }
+th, td { padding: .25em .5em; text-align: right; border-bottom: 1px solid #8885; white-space: nowrap; }
+th { vertical-align: bottom; white-space: normal; }
+table.facts { font-size: 14px; } table.facts td { text-align: left; white-space: normal; border: 0; }
+table.facts td:first-child { white-space: nowrap; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1em; }
 figure { margin: 0; } figcaption { font-weight: 600; }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
 svg .grid { stroke: #8884; } svg .series polyline { fill: none; stroke-width: 2; }
 svg .series circle { stroke: none; fill-opacity: .75; }
+summary { cursor: pointer; }
 .headline { font-size: 1.3em; } .failed { color: #c0392b; font-weight: 600; }
 pre { white-space: pre-wrap; font-size: 12px; }
 """
@@ -46,10 +51,33 @@ def page(run: dict[str, Any], headline: str = "", notes: Sequence[str] = ()) -> 
     if headline:
         parts.append(f'<p class="headline">{escape(headline)}</p>')
     parts += [f'<p class="failed">{escape(note)}</p>' for note in notes]
-    parts += [table(levels), '<div class="plots">', *_plots(levels), "</div>", "<h2>How it was measured</h2>"]
+    ordered = sorted(levels, key=lambda level: level["x"] or float("inf"))
+    parts += [table(ordered), "<p>Times are milliseconds, percentiles by nearest rank.</p>"]
+    parts += ['<div class="plots">', *_plots(ordered), "</div>"]
     about = {key: value for key, value in run.items() if key not in ("levels", "label", "best")}
-    parts.append(f"<p>Percentiles by nearest rank, milliseconds.</p><pre>{escape(json.dumps(about, indent=1))}</pre>")
-    return document(title, "".join(parts))
+    return document(title, "".join([*parts, measured(about)]))
+
+
+def measured(about: dict[str, Any]) -> str:
+    """What was measured where, as a section: the machine and the command first, all options folded away."""
+    machine = about["machine"]
+    rows = [("command", machine["command"]), ("date", machine["date"]), ("machine", _machine_line(machine))]
+    rows += [("versions", ", ".join(f"{name} {version}" for name, version in machine["packages"].items()))]
+    rows += [(name, about[key]) for key, name in (("model_id", "model"), ("url", "server")) if about.get(key)]
+    rate = about.get("generator_chunks_per_second")
+    rows += [("load generator", f"at most {rate:,} chunks a second on a core of this machine")] if rate else []
+    body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(text))}</td></tr>" for name, text in rows)
+    options = escape(json.dumps(about.get("options", {}), indent=1))
+    fold = f"<details><summary>All options</summary><pre>{options}</pre></details>"
+    return f'<h2>How it was measured</h2><table class="facts">{body}</table>{fold}'
+
+
+def _machine_line(machine: dict[str, Any]) -> str:
+    return (
+        f"{machine['cpu']}, {machine['logical_cores']} logical cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, Python {machine['python']}; commit {machine['commit']}; load average at the start "
+        f"{machine['load_average']}"
+    )
 
 
 def document(title: str, body: str) -> str:
@@ -74,9 +102,16 @@ def _cell(value: float | None, digits: int) -> str:
 
 
 def _plots(levels: Sequence[dict[str, Any]]) -> list[str]:
-    ordered = sorted((level for level in levels if level["x"] < float("inf")), key=lambda level: float(level["x"]))
-    if not ordered:
+    if not levels:
         return []
+    last = levels[-1].get("series") or {}
+    starts, ttfts = last.get("start", []), last.get("ttft_ms", [])
+    over_time = plot(
+        f"TTFT over time, {levels[-1]['level']}", "seconds", "ms", [Series("TTFT", starts, ttfts, dots=True)]
+    )
+    ordered = [level for level in levels if level["x"] is not None]
+    if not ordered:
+        return [over_time]
     xs = [float(level["x"]) for level in ordered]
     x_title = "requests at once" if ordered[0]["loop"] == "closed" else "requests a second"
 
@@ -86,13 +121,11 @@ def _plots(levels: Sequence[dict[str, Any]]) -> list[str]:
     def percentiles(name: str) -> list[Series]:
         return [Series(f"p{p}", xs, of(f"p{p}_{name}_ms")) for p in (50, 90, 95, 99)]
 
-    last = ordered[-1].get("series") or {}
-    starts, ttfts = last.get("start", []), last.get("ttft_ms", [])
     rates = [Series("completed", xs, of("request_throughput")), Series("good", xs, of("request_goodput"))]
     return [
         plot("Time to first token against load", x_title, "ms", percentiles("ttft")),
         plot("Time per output token against load", x_title, "ms", percentiles("tpot")),
         plot("Throughput against load", x_title, "tok/s out", [Series("tokens", xs, of("output_throughput"))]),
         plot("Goodput against load", x_title, "req/s", rates),
-        plot(f"TTFT over time, {ordered[-1]['level']}", "seconds", "ms", [Series("TTFT", starts, ttfts, dots=True)]),
+        over_time,
     ]

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .load import Sample
+from .arrivals import Ramp
+from .ask import Sample
 from .objective import Attainment, Objective, values_ms
 from .percentile import percentile
 
@@ -41,19 +42,52 @@ class Load:
 
     loop: str  # "closed" or "open"
     concurrency: int | None  # closed: users; open: the cap on requests at once, if any
-    rate: float | None  # open: requests a second
+    rate: float | None  # open: requests a second; None with a ramp, or where requests have times of their own (a trace)
     burstiness: float = 1.0
+    ramp: Ramp | None = None
 
     @property
     def name(self) -> str:
         if self.loop == "closed":
             return f"{self.concurrency} at once"
+        if self.ramp is not None:
+            return f"{self.ramp.start:g} to {self.ramp.end:g} req/s"
+        if self.rate is None:
+            return "the trace's times"
         return "all at once" if self.rate == float("inf") else f"{self.rate:g} req/s"
 
     @property
-    def x(self) -> float:
-        """The load as a number, for plots."""
-        return float(self.concurrency or 0) if self.loop == "closed" else float(self.rate or 0)
+    def about(self) -> str:
+        """The loop, and what shapes its arrivals beside the name."""
+        if self.loop == "closed":
+            return "closed loop"
+        terms = ["open loop"]
+        if self.ramp is not None:
+            terms.append(f"{self.ramp.strategy} ramp")
+        if self.burstiness != 1 and (self.ramp is not None or self.rate not in (None, float("inf"))):
+            terms.append(f"burstiness {self.burstiness:g}")
+        if self.concurrency is not None:
+            terms.append(f"no more than {self.concurrency} at once")
+        return ", ".join(terms)
+
+    @property
+    def x(self) -> float | None:
+        """The load as a number, for plots; None where it is none."""
+        if self.loop == "closed":
+            return float(self.concurrency or 0)
+        return None if self.rate is None or self.rate == float("inf") else self.rate
+
+    def as_dict(self) -> dict[str, Any]:
+        """The keys of `vllm bench serve`."""
+        rate: float | str | None = self.rate
+        if self.loop == "closed" or self.ramp is not None or rate == float("inf"):
+            rate = "inf"
+        found = {"loop": self.loop, "request_rate": rate, "burstiness": self.burstiness}
+        found["max_concurrency"] = self.concurrency
+        if self.ramp is not None:
+            found["ramp_up_strategy"] = self.ramp.strategy
+            found |= {"ramp_up_start_rps": self.ramp.start, "ramp_up_end_rps": self.ramp.end}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +142,7 @@ class Level:
     def as_dict(self) -> dict[str, Any]:
         """With the keys of `vllm bench serve`, and some more."""
         found: dict[str, Any] = {
-            "loop": self.load.loop,
-            "request_rate": "inf" if self.load.rate in (None, float("inf")) else self.load.rate,
-            "burstiness": self.load.burstiness,
-            "max_concurrency": self.load.concurrency,
+            **self.load.as_dict(),
             "num_prompts": self.completed + self.failed,
             "duration": self.duration,
             "completed": self.completed,

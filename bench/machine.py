@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "commit": _commit(),
-        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
+        "command": _command(),
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "load_average": round(os.getloadavg()[0], 2),
     }
@@ -68,9 +69,11 @@ def _commit() -> str:
     return f"{commit or 'unknown'}{' with changes' if changed else ''}"
 
 
-def _module() -> str:
+def _command() -> str:
+    """How this process was started: a module by ``python -m``, or a script by its name."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec.name if spec else Path(sys.argv[0]).name
+    start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def _output(command: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .load import Sample
+from .ask import Sample
 
 NAMES = ("ttft", "tpot", "e2el")
 

@@ -12,10 +12,12 @@ from typing import Any
 
 from ..core.request import SamplingParams
 from ..llm import LLM
-from .data import DataSpec, IdSource, draw
+from .data import draw
+from .dataset import DataSpec
 from .level import PERCENTILES, Spread
 from .machine import describe, line
 from .serve import id_source
+from .sources import IdSource
 
 Options = Mapping[str, Any]
 Row = dict[str, Any]

@@ -59,7 +59,7 @@ def ms(value: float | None) -> str:
 def level_text(level: Level) -> str:
     """The table of one level."""
     lines = [
-        f"{level.load.loop} loop, {level.load.name}: {level.completed} completed, {level.failed} failed "
+        f"{level.load.about}, {level.load.name}: {level.completed} completed, {level.failed} failed "
         f"({level.rejected} rejected) in {level.duration:.2f} s",
         f"  output {level.output_throughput:.1f} tok/s (peak {level.peak_tokens_per_second:.1f}), "
         f"{level.request_throughput:.2f} req/s; {level.input_tokens} tokens in ({level.cached_tokens} cached), "

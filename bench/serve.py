@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 
-from .arrivals import ramp, schedule
-from .data import DataSpec, IdSource, Source, WordSource, draw
+from .arrivals import Ramp, ramp, schedule
+from .ask import Prompt, Sample, Target, ask
+from .data import draw
+from .dataset import DataSpec
 from .level import Level, Load, summarise
-from .load import Prompt, Sample, Target, ask, closed_samples, open_samples
+from .load import closed_samples, open_samples
 from .objective import Objective
+from .sources import IdSource, Source, WordSource
 
 #: A generator that uses more of its core than this may be what limits the figures.
 BUSY = 0.8
 _PATIENCE = 600.0
 
 OnProgress = Callable[[str, int, int], None]  # (what, requests done, requests in all)
-
-
-@dataclass(frozen=True, slots=True)
-class Ramp:
-    """An open loop whose rate goes from ``start`` to ``end`` over its requests."""
-
-    start: float
-    end: float
-    strategy: str = "linear"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +45,40 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.data.kind == "trace" and (self.concurrencies or self.rates):
-            return
-        if bool(self.concurrencies) == bool(self.rates or self.ramp):
-            raise ValueError("give either --concurrency (closed loop) or --request-rate (open loop)")
-        if any(value < 1 for value in self.concurrencies):
-            raise ValueError(f"concurrency is {min(self.concurrencies)}; it must be at least 1")
+        given = [bool(self.concurrencies), bool(self.rates), self.ramp is not None]
+        if self.data.kind == "trace":
+            if any(given):
+                raise ValueError("a trace has times of its own: leave out --concurrency, --request-rate and the ramp")
+        elif sum(given) != 1:
+            raise ValueError("give either --concurrency (closed loop) or --request-rate or a ramp (open loop)")
+        if self.concurrencies and (self.max_concurrency is not None or self.burstiness != 1):
+            raise ValueError(
+                "--max-concurrency and --burstiness belong to an open loop; --concurrency makes a closed one"
+            )
 
     def loads(self) -> list[Load]:
         """The levels in order."""
         if self.data.kind == "trace":
             return [Load("open", self.max_concurrency, None)]
         if self.ramp is not None:
-            return [Load("open", self.max_concurrency, self.ramp.end, self.burstiness)]
+            return [Load("open", self.max_concurrency, None, self.burstiness, self.ramp)]
         closed = [Load("closed", n, None) for n in self.concurrencies]
         return closed or [Load("open", self.max_concurrency, rate, self.burstiness) for rate in self.rates]
 
 
 @dataclass(slots=True)
 class Runner:
-    """Puts levels on one server. ``number`` of the next level: each draws prompts of its own."""
+    """Puts levels on one server. ``number`` of the next level, ``drawn`` sessions until now: each level has prompts of
+    its own. ``notes``: what a reader must know of them."""
 
     target: Target
     plan: Plan
     source: Source
     on_progress: OnProgress = lambda what, done, total: None
     number: int = 0
+    drawn: int = 0
     levels: list[Level] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def run(self, load: Load) -> Level:
         """One level, to its end."""
@@ -85,9 +87,12 @@ class Runner:
         return level
 
     async def _level(self, load: Load) -> Level:
-        plan, count = self.plan, self.plan.num_prompts or _default_count(load)
-        drawn = draw(plan.data, self.source, count, self.number)
+        plan = self.plan
+        count = plan.num_prompts or _default_count(load, plan.data)
+        drawn = draw(plan.data, self.source, count, self.number, self.drawn)
         self.number += 1
+        self.drawn += len(drawn.sessions)
+        self.notes += [note for note in drawn.notes if note not in self.notes]
         total, done = sum(len(session.turns) for session in drawn.sessions), 0
 
         def note(sample: Sample) -> None:
@@ -109,9 +114,8 @@ class Runner:
 
     def _due(self, load: Load, count: int) -> list[float]:
         plan = self.plan
-        if plan.ramp is not None:
-            shape = plan.ramp
-            return ramp(count, shape.start, shape.end, shape.strategy, plan.burstiness, plan.seed + self.number)
+        if load.ramp is not None:
+            return ramp(count, load.ramp, plan.burstiness, plan.seed + self.number)
         assert load.rate is not None
         return schedule(count, load.rate, plan.burstiness, plan.seed + self.number)
 
@@ -120,22 +124,34 @@ class Runner:
         await closed_samples(self.target, drawn.sessions, count)
 
 
-def _default_count(load: Load) -> int:
+def _default_count(load: Load, data: DataSpec) -> int:
+    """Enough for some steady seconds; a trace whole."""
+    if data.kind == "trace":
+        return sys.maxsize
     if load.loop == "closed":
         return max(8, 4 * (load.concurrency or 1))
-    return 100 if load.rate in (None, float("inf")) else max(20, min(1000, round(30 * (load.rate or 1))))
+    rate = load.rate if load.ramp is None else (load.ramp.start + load.ramp.end) / 2
+    return 100 if rate is None or rate == float("inf") else max(20, min(1000, round(30 * rate)))
 
 
-def search(runner: Runner, start: float, most: float = 4096, precision: float = 0.05) -> Load | None:
+def search(
+    runner: Runner,
+    start: float,
+    most: float = 4096,
+    precision: float = 0.05,
+    on_level: Callable[[Level], None] = lambda level: None,
+) -> Load | None:
     """The largest load that still meets the objective at ``plan.attainment``: doubling, then halving the gap.
 
     ``start`` is a concurrency or a rate, as the plan's levels are. None: not even ``start`` and its tenth part do.
+    ``on_level`` hears of each load that was tried.
     """
     closed = bool(runner.plan.concurrencies)
     assert runner.plan.objective is not None, "a search needs an objective"
 
     def met(value: float) -> bool:
         level = runner.run(_load(runner.plan, closed, value))
+        on_level(level)
         assert level.attainment is not None
         return level.attainment.share >= runner.plan.attainment
 
@@ -215,4 +231,8 @@ def id_source(model: str) -> IdSource:
     from .text import load_tokenizer, real_text
 
     tokenizer = load_tokenizer(resolve(model))
-    return IdSource(tokenizer.vocab_size, tokenizer.encode(real_text(150_000), add_special_tokens=False))
+
+    def encode(text: str) -> Sequence[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return IdSource(tokenizer.vocab_size, encode(real_text(150_000)), encode)

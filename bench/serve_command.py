@@ -9,16 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .arrivals import Ramp
+from .ask import Target
 from .capacity import measure_capacity
 from .compare import Pair, compare, pair_text
-from .data import DataSpec, Source
+from .dataset import DataSpec
 from .html import page
-from .level import Level, Load
-from .load import Target
+from .level import Level
 from .machine import describe
 from .objective import parse_objective
+from .pair_page import pair_page
 from .results import Run, level_text, read_run, warnings
-from .serve import BUSY, Plan, Ramp, Runner, accepted, find_model, id_source, search, word_source
+from .serve import BUSY, Plan, Runner, accepted, find_model, id_source, search, word_source
+from .sources import Source
 
 Options = Mapping[str, Any]
 
@@ -29,6 +32,8 @@ def run_serve(options: Options) -> int:
         first, second = (read_run(Path(path)) for path in options["compare"])
         print(compare(first, second))
         return 0
+    if options["find_goodput"] and options["against"]:
+        raise ValueError("--find-goodput and --against are two measurements; give one of them")
     plan = _plan(options)
     target = _target(options, options["url"], options["model"])
     source, target = _source(options, target)
@@ -38,12 +43,13 @@ def run_serve(options: Options) -> int:
         runner = Runner(target, plan, source, progress.show)
         run = Run(options["label"] or target.model, _about(options, target))
         if options["find_goodput"]:
-            run.best = _search(options, runner)
+            start = float((plan.concurrencies or plan.rates)[0])
+            run.best = search(runner, start, on_level=lambda level: progress.say(level_text(level)))
         else:
             for load in plan.loads():
                 progress.say(level_text(runner.run(load)))
         run.levels = runner.levels
-    return _finish(options, run)
+    return _finish(options, run, runner.notes)
 
 
 def _plan(options: Options) -> Plan:
@@ -53,16 +59,18 @@ def _plan(options: Options) -> Plan:
     start, end = options["ramp_up_start_rps"], options["ramp_up_end_rps"]
     if (start is None) != (end is None):
         raise ValueError("a ramp needs both --ramp-up-start-rps and --ramp-up-end-rps")
-    names = ("input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes", "turns", "chat", "seed")
+    names = ("input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes", "turns", "think", "chat", "seed")
     data = DataSpec(options["dataset"], options["dataset_path"], **{name: options[name] for name in names})
     rates = numbers("request-rate", options["request_rate"])
-    users = tuple(int(value) for value in numbers("concurrency", options["concurrency"]))
+    users = counts("concurrency", options["concurrency"])
     if not users and not rates and start is None and data.kind != "trace":
-        users = (1, 4, 8, 16)
+        users = (1,) if options["find_goodput"] else (1, 4, 8, 16)
+    if options["find_goodput"] and len(users) + len(rates) != 1:
+        raise ValueError("--find-goodput tries loads of its own: give one --concurrency or --request-rate to start at")
     return Plan(
         data=data,
         concurrencies=users,
-        rates=rates or ((1.0,) if data.kind == "trace" else ()),
+        rates=rates,
         burstiness=options["burstiness"],
         ramp=None if start is None else Ramp(start, end, options["ramp_up_strategy"]),
         max_concurrency=options["max_concurrency"],
@@ -83,6 +91,14 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
     if any(not value > 0 for value in found):
         raise ValueError(f"{name} is {text!r}; every number must be above 0")
     return found
+
+
+def counts(name: str, text: str) -> tuple[int, ...]:
+    """``1,4,8`` as whole numbers from 1 on."""
+    found = numbers(name, text)
+    if any(value != int(value) for value in found if value < float("inf")) or float("inf") in found:
+        raise ValueError(f"{name} is {text!r}; every number must be whole")
+    return tuple(int(value) for value in found)
 
 
 def _target(options: Options, url: str, model: str | None) -> Target:
@@ -129,25 +145,24 @@ def _about(options: Options, target: Target) -> dict[str, Any]:
         "url": target.url,
         "model_id": target.model,
         "machine": describe(),
-        "options": {key: str(value) for key, value in options.items() if value not in (None, "") and key != "api_key"},
+        "options": asked(options),
         "generator_requests_per_second": round(capacity.requests_per_second),
         "generator_chunks_per_second": round(capacity.chunks_per_second),
     }
 
 
-def _search(options: Options, runner: Runner) -> Load | None:
-    plan = runner.plan
-    start = float((plan.concurrencies or plan.rates or (1.0,))[0])
-    best = search(runner, start)
-    for level in runner.levels:
-        print(level_text(level))
-    return best
+def asked(options: Options) -> dict[str, Any]:
+    """What was asked for, to be kept with what came of it: the bounds in one place, no key."""
+    found = {key: value for key, value in options.items() if value not in (None, "", ()) and key != "api_key"}
+    bounds = [*found.pop("goodput", ()), *found.pop("terms", ())]
+    found |= {"goodput": " ".join(bounds)} if bounds else {}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
 
 
 def _headline(run: Run, options: Options) -> str:
     if not options["find_goodput"]:
         return ""
-    bounds = " ".join([*(options["goodput"] or ()), *(options["terms"] or ())])
+    bounds = asked(options)["goodput"]
     if run.best is None:
         return f"GOODPUT: no load tried meets {bounds} for {options['attainment']:.0%} of its requests"
     level = [one for one in run.levels if one.load == run.best][-1]
@@ -157,8 +172,8 @@ def _headline(run: Run, options: Options) -> str:
     )
 
 
-def _finish(options: Options, run: Run) -> int:
-    headline, notes = _headline(run, options), [*warnings(run.levels, BUSY), *_repeated(run, options)]
+def _finish(options: Options, run: Run, notes: list[str]) -> int:
+    headline, notes = _headline(run, options), [*notes, *warnings(run.levels, BUSY), *_repeated(run, options)]
     failed = [level.failed_line() for level in run.levels if level.failures]
     print(
         f"\nThe load generator alone manages {run.about['generator_requests_per_second']} requests of 64 chunks a "
@@ -200,13 +215,24 @@ def _paired(options: Options, plan: Plan, target: Target, source: Source) -> int
                     found.setdefault(load.name, ([], []))[index].append(level)
                     progress.say(f"round {number + 1}, {runners[index].target.url}\n{level_text(level)}")
     pairs = [Pair(name, tuple(ours), tuple(theirs)) for name, (ours, theirs) in found.items()]
-    labels = (options["label"] or target.url, other.url)
+    labels = (options["label"] or _host(target.url), _host(other.url) + (" again" if other.url == target.url else ""))
     print(pair_text(pairs, labels))
+    notes = [*runners[0].notes, *warnings([level for runner in runners for level in runner.levels], BUSY)]
+    for note in notes:
+        print(f"WARNING: {note}", file=sys.stderr)
+    about = _about(options, target)
     if options["json_path"]:
         runs = [Run(label, {"url": r.target.url}, r.levels) for label, r in zip(labels, runners, strict=True)]
-        content = {"about": _about(options, target), "runs": [run.as_dict() for run in runs]}
-        options["json_path"].write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+        content = {"about": about, "runs": [run.as_dict() for run in runs]}
+        options["json_path"].write_text(json.dumps(content, indent=1), encoding="utf-8")
+    if options["html_path"]:
+        options["html_path"].write_text(pair_page(pairs, labels, about, notes), encoding="utf-8")
     return int(any(level.failures for runner in runners for level in runner.levels))
+
+
+def _host(url: str) -> str:
+    """A server's name in tables and plots."""
+    return url.rpartition("//")[2].rstrip("/").removesuffix("/v1")
 
 
 class _Progress:

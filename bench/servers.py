@@ -19,7 +19,7 @@ from typing import IO
 import httpx
 import psutil
 
-from .load import Target
+from .ask import Target
 
 #: With -P, what is installed runs, whatever lies in the folder this stands in.
 PYTHON = (sys.executable, "-P")

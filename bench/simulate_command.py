@@ -18,7 +18,8 @@ from ..planner.roofline import Roofline
 from ..planner.shape import ModelShape
 from ..server.sizes import parse_size
 from .arrivals import schedule
-from .data import DataSpec, Drawn, IdSource, draw
+from .data import draw
+from .dataset import DataSpec, Drawn
 from .fit import fit_front, fit_run
 from .level import Load
 from .objective import parse_objective
@@ -26,6 +27,7 @@ from .policies import policies
 from .results import read_run
 from .serve_command import numbers
 from .simulation import ROUTINGS, Machine, Outcome, outcome_table, simulate
+from .sources import IdSource
 from .timed_backend import StepCost
 from .timeline import timeline
 

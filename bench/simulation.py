@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from ..core.engine import Engine
 from ..core.request import QueueFullError, Request, RequestRejectedError, SamplingParams, SequenceOutput
-from .data import Drawn
+from .ask import Sample, Session
+from .dataset import Drawn
 from .level import Level, Load, summarise
-from .load import Sample, Session
 from .objective import Objective
 from .policies import Policy
 from .timed_backend import StepCost, StepRecord, TimedBackend

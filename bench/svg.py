@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from math import floor, log10
 
+#: A line's dashes, so that lines which lie on each other are all seen.
+_DASHES = ("", "9 3", "5 4", "2 4")
 COLOURS = ("#2a78d6", "#d6622a", "#2aa876", "#8a4fd0", "#c0392b", "#7f8c8d")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 520, 300, 62, 46, 30, 14
 
@@ -30,7 +32,7 @@ def plot(title: str, x_title: str, y_title: str, series: Sequence[Series]) -> st
     y_step, y_most = _axis(max(y for _, y in points))
     inner = [_grid(x_step, x_most, y_step, y_most)]
     for index, one in enumerate(series):
-        inner.append(_draw(one, COLOURS[index % len(COLOURS)], x_most, y_most))
+        inner.append(_draw(one, index, x_most, y_most))
     inner.append(_legend(series))
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     inner.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_title)}</text>')
@@ -72,11 +74,16 @@ def _grid(x_step: float, x_most: float, y_step: float, y_most: float) -> str:
     return "".join(parts)
 
 
-def _draw(one: Series, colour: str, x_most: float, y_most: float) -> str:
+def _draw(one: Series, index: int, x_most: float, y_most: float) -> str:
+    colour, dashes = COLOURS[index % len(COLOURS)], _DASHES[index % len(_DASHES)]
     points = [(_x(x, x_most), _y(y, y_most)) for x, y in zip(one.xs, one.ys, strict=True) if y is not None]
-    radius = 2 if one.dots else 3
+    radius = 3
     dots = "".join(f'<circle cx="{x}" cy="{y}" r="{radius}"/>' for x, y in points)
-    line = "" if one.dots else f'<polyline points="{" ".join(f"{x},{y}" for x, y in points)}"/>'
+    line = (
+        ""
+        if one.dots
+        else f'<polyline stroke-dasharray="{dashes}" points="{" ".join(f"{x},{y}" for x, y in points)}"/>'
+    )
     return f'<g fill="{colour}" stroke="{colour}" class="series">{line}{dots}</g>'
 
 

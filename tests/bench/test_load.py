@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bireme.bench.load import Prompt, Report, Target, closed_loop, open_loop
+from bireme.bench.ask import Prompt, Target
+from bireme.bench.load import closed_loop, open_loop
 from bireme.bench.percentile import percentile
+from bireme.bench.report import Report
 
 Answer = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

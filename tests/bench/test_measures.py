@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bireme.bench import peers
-from bireme.bench.load import Report
 from bireme.bench.quality import Compared, log_softmax, windows_of
+from bireme.bench.report import Report
 from bireme.bench.text import PromptMaker, load_tokenizer, real_text
 
 

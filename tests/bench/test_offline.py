@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bireme.bench.ask import Sample
 from bireme.bench.http import PacedBackend
 from bireme.bench.level import Load, summarise
-from bireme.bench.load import Sample
 from bireme.bench.peers import OURS, Measured, paired
 from bireme.bench.peers_page import peers_page
 from bireme.server.cli import app
@@ -68,7 +68,7 @@ def test_kernels_elsewhere_are_pointed_to() -> None:
 
 
 def test_a_page_of_peers_has_ratios_and_plots() -> None:
-    from bireme.bench.load import report as summed
+    from bireme.bench.report import report as summed
 
     rows = []
     for users in (1, 2):

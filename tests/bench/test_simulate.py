@@ -10,13 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from bireme.bench.arrivals import schedule
-from bireme.bench.data import DataSpec, Drawn, IdSource, draw
+from bireme.bench.data import draw
+from bireme.bench.dataset import DataSpec, Drawn
 from bireme.bench.fit import fit_front, fit_run
 from bireme.bench.level import Load
 from bireme.bench.objective import Objective
 from bireme.bench.policies import Policy, policies
 from bireme.bench.results import Run
 from bireme.bench.simulation import Machine, Outcome, outcome_table, route, simulate
+from bireme.bench.sources import IdSource
 from bireme.bench.timed_backend import LinearCost
 from bireme.core.config import EngineConfig
 from bireme.server.cli import app
