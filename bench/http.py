@@ -24,8 +24,8 @@ from ..backends.base import Ticket
 from ..core.config import EngineConfig
 from ..core.engine import Engine
 from ..core.step import StepBatch, StepResult
-from ..models.checkpoint import open_checkpoint
 from ..models.hub import resolve
+from ..models.weight import Checkpoint
 from ..server.settings import EngineSpec, ServerSettings
 from .host import Answered, InstantBackend
 from .servers import PYTHON, Server, free_port, start
@@ -68,11 +68,9 @@ class PacedBackend(InstantBackend):
         return PacedTicket(result, self._due) if seconds else Answered(result)
 
 
-def load_free(spec: EngineSpec, progress: Callable[[int, int], None]) -> Engine:
+def load_free(spec: EngineSpec, checkpoint: Checkpoint, progress: Callable[[int, int], None]) -> Engine:
     """The loader that the engine process is told to use."""
-    checkpoint = open_checkpoint(spec.model)
     vocab_size = checkpoint.config.vocab_size
-    checkpoint.close()
     if vocab_size < _FIRST + _SPREAD:
         raise ValueError(f"the model has {vocab_size} tokens; this benchmark needs {_FIRST + _SPREAD}")
     per_step, per_token = map(float, os.environ.get(PACE, "0 0").split())

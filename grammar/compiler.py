@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
+
+from llguidance import LLTokenizer
 
 from ..core.grammar import Grammar, GrammarError, GrammarSpec
 from ..core.masks import start_thread
@@ -27,15 +30,24 @@ Compiled = Future[Grammar]
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary. ``submit`` and ``close`` are called from one thread.
+    """Compiles for one vocabulary. ``submit``, ``prepare`` and ``close`` are called from one thread.
 
-    Nothing but the vocabulary is there until the first grammar is asked for: no thread, no process.
+    Nothing is there until the first grammar is asked for: no vocabulary, no thread, no process.
     """
 
-    def __init__(self, table: TokenTable, encode: Callable[[bytes], list[int]], timeout: float, kept: int) -> None:
-        """``timeout``: seconds per grammar; ``kept``: grammars, and reasons why there is none, that are remembered."""
-        self._table = table
-        self._tokens = open_tokens(table, encode)
+    def __init__(self, read: Callable[[], Tokenizer], ends: frozenset[int], timeout: float, kept: int) -> None:
+        """
+        Args:
+            read: reads the tokenizer; called once, from a thread. Where it fails, or the tokens can't be held to a
+                grammar, every grammar asked for is refused with the reason.
+            ends: ids that end a turn.
+            timeout: seconds per grammar.
+            kept: grammars, and reasons why there is none, that are remembered.
+        """
+        self._read = read
+        self._ends = ends
+        self._vocabulary: Future[tuple[TokenTable, LLTokenizer]] = Future()
+        self._opening = threading.Lock()
         self._timeout = timeout
         self._kept = kept
         self._known: OrderedDict[GrammarSpec, Compiled] = OrderedDict()  # done and under way
@@ -48,12 +60,13 @@ class GrammarCompiler:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: frozenset[int], timeout: float, kept: int) -> GrammarCompiler:
-        """Raises ``GrammarError`` where this tokenizer's tokens can't be held to a grammar."""
+        """A compiler for a tokenizer that is there already."""
+        return cls(lambda: tokenizer, ends, timeout, kept)
 
-        def encode(data: bytes) -> list[int]:
-            return tokenizer.encode(data.decode("utf-8", "replace"), add_special_tokens=False, parse_special=False)
-
-        return cls(TokenTable.of(tokenizer, ends), encode, timeout, kept)
+    def prepare(self) -> None:
+        """Open the vocabulary now, in the background, so that it is there when the first grammar is asked for."""
+        if not self._threads:
+            self._add_thread()
 
     def submit(self, spec: GrammarSpec) -> Compiled:
         """``spec``'s grammar, at once or later; a ``GrammarError`` where there is none. Equal ones are compiled once.
@@ -71,9 +84,7 @@ class GrammarCompiler:
             self._known[spec] = future
             self._forget()
         if len(self._threads) < THREADS:
-            trials = Trials(self._table, self._timeout)
-            self._trials.append(trials)
-            self._threads.append(start_thread(lambda: self._work(trials), "grammar-compiler"))
+            self._add_thread()
         self._jobs.put((spec, future))
         return future
 
@@ -95,7 +106,26 @@ class GrammarCompiler:
             spec, _ = self._known.popitem(last=False)
             self._characters -= len(spec.text)
 
+    def _add_thread(self) -> None:
+        trials = Trials(lambda: self._open()[0], self._timeout)
+        self._trials.append(trials)
+        self._threads.append(start_thread(lambda: self._work(trials), "grammar-compiler"))
+
+    def _open(self) -> tuple[TokenTable, LLTokenizer]:
+        """The vocabulary, opened by whoever needs it first. Raises ``GrammarError``, each time for the same reason."""
+        with self._opening:
+            if not self._vocabulary.done():
+                try:
+                    self._vocabulary.set_result(_opened(self._read(), self._ends))
+                except (ValueError, OSError) as error:
+                    log.warning("answers can't be held to schemas or grammars: %s", error)
+                    self._vocabulary.set_exception(GrammarError(str(error)))
+                del self._read  # with all it holds of a file
+        return self._vocabulary.result()
+
     def _work(self, trials: Trials) -> None:
+        with contextlib.suppress(GrammarError):
+            self._open()
         while (job := self._jobs.get()) is not None:
             spec, future = job
             if self._closed:
@@ -103,10 +133,18 @@ class GrammarCompiler:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(LibraryGrammar(self._tokens, trials.run(spec)))
+                future.set_result(LibraryGrammar(self._open()[1], trials.run(spec)))
             except GrammarError as error:
                 future.set_exception(error)
             except Exception as error:
                 log.exception("compiling a grammar failed")
                 future.set_exception(GrammarError(f"compiling it failed: {error}"))
         trials.close()
+
+
+def _opened(tokenizer: Tokenizer, ends: frozenset[int]) -> tuple[TokenTable, LLTokenizer]:
+    def encode(data: bytes) -> list[int]:
+        return tokenizer.encode(data.decode("utf-8", "replace"), add_special_tokens=False, parse_special=False)
+
+    table = TokenTable.of(tokenizer, ends)
+    return table, open_tokens(table, encode)

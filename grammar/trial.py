@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -43,8 +44,8 @@ class Verdict(msgspec.Struct):
 class Trials:
     """The compiling process as seen from outside: started when first needed, and again after it had to end."""
 
-    def __init__(self, table: TokenTable, timeout: float) -> None:
-        """``timeout``: seconds that one grammar may take."""
+    def __init__(self, table: Callable[[], TokenTable], timeout: float) -> None:
+        """``table`` gives the vocabulary, or raises ``GrammarError``; ``timeout``: seconds one grammar may take."""
         self._table = table
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,6 +85,7 @@ class Trials:
                 pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        table = msgspec.msgpack.encode(self._table())
         process = self._process = subprocess.Popen(
             (sys.executable, "-P", "-m", "bireme.grammar.trial", str(self._timeout)),
             stdin=subprocess.PIPE,
@@ -91,7 +93,7 @@ class Trials:
             stderr=subprocess.DEVNULL,
         )
         try:
-            _send(process, msgspec.msgpack.encode(self._table))
+            _send(process, table)
             _receive(process, START_TIMEOUT)
         except (TimeoutError, EOFError, OSError):
             self.close()

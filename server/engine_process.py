@@ -23,8 +23,9 @@ import zmq
 from ..backends.select import DeviceUnavailableError
 from ..core.engine import EngineDeadError
 from ..core.request import QueueFullError, Request, RequestRejectedError
+from ..models.checkpoint import open_checkpoint
 from .grammar_queue import GrammarQueue
-from .loading import find_loader, load_grammars
+from .loading import find_loader, grammar_compiler
 from .messages import (
     Abort,
     Add,
@@ -206,15 +207,17 @@ def load(boot: Boot, channel: zmq.Socket[bytes]) -> tuple[Engine, GrammarQueue] 
             send(channel, Loading(done, total))
 
     try:
-        engine = find_loader(boot.spec.loader)(boot.spec, progress)
+        checkpoint = open_checkpoint(boot.spec.model)
+        engine = find_loader(boot.spec.loader)(boot.spec, checkpoint, progress)
     except Exception as error:  # whatever it is, the parent must hear of it
         if not isinstance(error, EXPECTED):
             logger.exception("loading failed")
         send(channel, LoadFailed(str(error) or type(error).__name__))
         return None
-    grammars = GrammarQueue(*load_grammars(boot.spec, engine.backend.info))
     send(channel, Ready(engine.backend.info, engine.config))
-    return engine, grammars
+    compiler = grammar_compiler(boot.spec, checkpoint, engine.backend.info)
+    compiler.prepare()  # requests are let in already; few of the first have a grammar
+    return engine, GrammarQueue(compiler)
 
 
 def send(channel: zmq.Socket[bytes], message: FromEngine) -> None:

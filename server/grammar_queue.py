@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ..core.grammar import Grammar, GrammarError, GrammarSpec
+from ..core.grammar import Grammar, GrammarError
 from ..core.request import Request
 from ..grammar.compiler import Compiled, GrammarCompiler
 
@@ -24,10 +23,8 @@ class Settled:
 class GrammarQueue:
     """Used from the engine's thread. ``fileno`` becomes readable when some grammar is settled."""
 
-    def __init__(self, compiler: GrammarCompiler | None, problem: str = "") -> None:
-        """``problem``: why there is no compiler, and no grammar can be followed."""
+    def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._problem = problem
         self._waiting: dict[str, tuple[Request, Compiled]] = {}
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wakes, False)
@@ -46,7 +43,7 @@ class GrammarQueue:
     def add(self, request: Request) -> None:
         """Have the request's grammar compiled, or find it."""
         assert request.params.grammar is not None
-        future = self._submit(request.params.grammar)
+        future = self._compiler.submit(request.params.grammar)
         self._waiting[request.request_id] = (request, future)
         future.add_done_callback(lambda _: self._signal())
 
@@ -77,15 +74,7 @@ class GrammarQueue:
     def close(self) -> None:
         """Give up what waits; end the compiler."""
         self._waiting.clear()
-        if self._compiler is not None:
-            self._compiler.close()
-
-    def _submit(self, spec: GrammarSpec) -> Compiled:
-        if self._compiler is not None:
-            return self._compiler.submit(spec)
-        refused: Compiled = Future()
-        refused.set_exception(GrammarError(self._problem))
-        return refused
+        self._compiler.close()
 
     def _signal(self) -> None:
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well

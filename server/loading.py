@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..backends.base import Backend, BackendInfo
     from ..core.engine import Engine
     from ..grammar.compiler import GrammarCompiler
+    from ..models.checkpoint import OpenCheckpoint
 
 logger = logging.getLogger("bireme.engine")
 
@@ -20,7 +21,8 @@ logger = logging.getLogger("bireme.engine")
 SIM_TOKENS = 1 << 20
 
 Progress = Callable[[int, int], None]
-Loader = Callable[[EngineSpec, Progress], "Engine"]
+#: Builds the engine of an opened checkpoint, on the thread that will run it.
+Loader = Callable[[EngineSpec, "OpenCheckpoint", Progress], "Engine"]
 
 
 def find_loader(path: str) -> Loader:
@@ -29,46 +31,40 @@ def find_loader(path: str) -> Loader:
     return cast(Loader, getattr(importlib.import_module(module), name))
 
 
-def load_engine(spec: EngineSpec, progress: Progress) -> Engine:
-    """Open the checkpoint at ``spec.model`` and load it onto the device.
+def load_engine(spec: EngineSpec, checkpoint: OpenCheckpoint, progress: Progress) -> Engine:
+    """Load the checkpoint onto the device.
 
     Raises:
         ValueError: the files or settings can't be used (``CheckpointError`` and the like).
     """
     from ..core.engine import Engine
 
-    backend = _simulated(spec) if spec.device == "sim" else _real(spec, progress)
+    backend = _simulated(spec, checkpoint) if spec.device == "sim" else _real(spec, checkpoint, progress)
     return Engine(backend, spec.config)
 
 
-def _real(spec: EngineSpec, progress: Progress) -> Backend:
+def _real(spec: EngineSpec, checkpoint: OpenCheckpoint, progress: Progress) -> Backend:
     from ..backends.options import BackendOptions
     from ..backends.select import load_backend, resolve_device
-    from ..models.checkpoint import open_checkpoint
 
     options = BackendOptions(spec.cpu_precision, spec.threads, spec.mlx_weights, tensor_parallel=spec.tensor_parallel)
     device = resolve_device(spec.device)
     if device == "cpu" and options.cpu_precision == "fast":
         announce_compiling()
-    return load_backend(device, open_checkpoint(spec.model), spec.config, options, progress)
+    return load_backend(device, checkpoint, spec.config, options, progress)
 
 
-def load_grammars(spec: EngineSpec, info: BackendInfo) -> tuple[GrammarCompiler | None, str]:
-    """What compiles grammars for the model's tokens; None, with the reason, where nothing can."""
-    from ..core.grammar import GrammarError
+def grammar_compiler(spec: EngineSpec, checkpoint: OpenCheckpoint, info: BackendInfo) -> GrammarCompiler:
+    """What compiles grammars for the model's tokens."""
     from ..grammar.compiler import GrammarCompiler
-    from ..models.checkpoint import open_checkpoint
     from ..models.tokenizer import Tokenizer
 
-    try:
-        checkpoint = open_checkpoint(spec.model)
-        tokenizer = Tokenizer.from_files(checkpoint.tokenizer, info.vocab_size)
-        checkpoint.close()
-        config = spec.config
-        return GrammarCompiler.of(tokenizer, info.end_ids, config.grammar_timeout_s, config.grammar_cache), ""
-    except (GrammarError, ValueError, OSError, ImportError) as error:
-        logger.warning("answers can't be held to schemas or grammars: %s", error)
-        return None, str(error)
+    files, config = checkpoint.tokenizer, spec.config
+
+    def read() -> Tokenizer:
+        return Tokenizer.from_files(files, info.vocab_size)
+
+    return GrammarCompiler(read, info.end_ids, config.grammar_timeout_s, config.grammar_cache)
 
 
 def announce_compiling() -> None:
@@ -88,14 +84,12 @@ def announce_compiling() -> None:
     event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
 
 
-def _simulated(spec: EngineSpec) -> Backend:
+def _simulated(spec: EngineSpec, checkpoint: OpenCheckpoint) -> Backend:
     """A backend that computes nothing, of the checkpoint's shape: for load tests of everything else."""
     from ..backends.sim import SimBackend, SimOptions
-    from ..models.checkpoint import open_checkpoint
 
     if spec.tensor_parallel > 1:
         raise ValueError(f"tensor_parallel is {spec.tensor_parallel}; sim simulates one device, only cuda runs on more")
-    checkpoint = open_checkpoint(spec.model)
     shape, block_size = checkpoint.config, spec.config.block_size
     options = SimOptions(
         num_blocks=-(-SIM_TOKENS // block_size),
@@ -104,5 +98,4 @@ def _simulated(spec: EngineSpec) -> Backend:
         max_model_len=shape.max_position,
         end_ids=checkpoint.end_ids,
     )
-    checkpoint.close()
     return SimBackend(options)

@@ -19,7 +19,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 #: As a users' file: none, whatever lies in the data folder.
 NO_USERS = "none"
 
-#: Builds the engine in its process; ``module:function`` taking (EngineSpec, progress) and returning an Engine.
+#: Builds the engine in its process; ``module:function`` as ``loading.Loader`` says.
 DEFAULT_LOADER = "bireme.server.loading:load_engine"
 
 

@@ -13,6 +13,7 @@ from grammar_walk import demo_vocabulary
 from bireme import LLM, GrammarSpec, SamplingParams
 from bireme.core.grammar import GrammarError
 from bireme.grammar.compiler import GrammarCompiler
+from bireme.models.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,37 @@ def test_nothing_is_started_before_the_first_grammar() -> None:
     before = threading.active_count()
     GrammarCompiler.of(vocabulary.tokenizer, frozenset(vocabulary.table.ends), timeout=1.0, kept=4).close()
     assert threading.active_count() == before
+
+
+def test_a_vocabulary_is_read_once_and_before_the_first_grammar_where_that_is_asked() -> None:
+    vocabulary, asked = demo_vocabulary(), threading.Event()
+    reads = []
+
+    def read() -> Tokenizer:
+        reads.append(threading.current_thread())
+        asked.set()
+        return vocabulary.tokenizer
+
+    compiler = GrammarCompiler(read, frozenset(vocabulary.table.ends), timeout=1.0, kept=4)
+    assert not reads
+    compiler.prepare()
+    assert asked.wait(30)
+    futures = [compiler.submit(GrammarSpec("regex", text)) for text in ("one", "two", "three")]
+    assert all(future.result(30).first_mask.any() for future in futures)
+    assert len(reads) == 1 and reads[0] is not threading.main_thread()
+    compiler.close()
+
+
+def test_a_vocabulary_that_is_of_no_use_refuses_each_grammar_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    def read() -> Tokenizer:
+        raise OSError("tokenizer.json has gone")
+
+    compiler = GrammarCompiler(read, frozenset(), timeout=1.0, kept=4)
+    for text in ("one", "two", "three"):
+        with pytest.raises(GrammarError, match="tokenizer.json has gone"):
+            compiler.compile(GrammarSpec("regex", text))
+    assert caplog.text.count("can't be held to schemas or grammars: tokenizer.json has gone") == 1
+    compiler.close()
 
 
 def test_end_tokens_and_control_tokens_are_no_text() -> None:

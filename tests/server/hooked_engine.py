@@ -19,6 +19,7 @@ import numpy as np
 from bireme.backends.base import Backend, BackendInfo, Ticket
 from bireme.core.engine import Engine
 from bireme.core.step import StepBatch, StepResult
+from bireme.models.checkpoint import OpenCheckpoint
 from bireme.server.loading import load_engine
 from bireme.server.settings import EngineSpec
 
@@ -86,7 +87,7 @@ class HookedTicket:
         return self._inner.done()
 
 
-def load_hooked(spec: EngineSpec, progress: Callable[[int, int], None]) -> Engine:
+def load_hooked(spec: EngineSpec, checkpoint: OpenCheckpoint, progress: Callable[[int, int], None]) -> Engine:
     time.sleep(float(os.environ.get("BIREME_TEST_LOAD_S", "0")))
-    engine = load_engine(spec, progress)
+    engine = load_engine(spec, checkpoint, progress)
     return Engine(HookedBackend(engine.backend), engine.config)

@@ -163,7 +163,7 @@ def test_where_it_is_refused(tiny, monkeypatch):
         load_backend("cuda", checkpoint, config, BackendOptions(tensor_parallel=2))
     spec = EngineSpec(str(tiny("llama").folder), "sim", tensor_parallel=2)
     with pytest.raises(ValueError, match="tensor_parallel is 2; sim simulates one device"):
-        load_engine(spec, lambda done, total: None)
+        load_engine(spec, checkpoint, lambda done, total: None)
 
 
 def test_a_group_within_a_group_is_refused(monkeypatch):
