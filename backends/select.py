@@ -94,17 +94,7 @@ def _torch(device: torch.device, checkpoint: Checkpoint, config: EngineConfig, p
     from .cuda.road import road_for
     from .cuda.runner import TorchBackend
 
-    road = road_for(device, checkpoint, progress)
-    return TorchBackend(
-        checkpoint,
-        config,
-        road.loader,
-        ops=road.ops,
-        sampler=road.sampler,
-        arithmetic=road.arithmetic,
-        quantized=road.quantized,
-        captures=road.captures,
-    )
+    return TorchBackend(checkpoint, config, road_for(device, checkpoint, progress))
 
 
 def _parallel(
@@ -133,11 +123,12 @@ def _fast_cpu(checkpoint: Checkpoint, config: EngineConfig, threads: int, progre
     from .cpu.ops import CpuOps
     from .cpu.threads import pool
     from .cpu.weights import QuantizedLoader
+    from .cuda.road import Road
     from .cuda.runner import TorchBackend
 
     pool().resize(threads)
-    loader = QuantizedLoader(checkpoint, progress)
-    return TorchBackend(checkpoint, config, loader, ops=CpuOps, arithmetic="int8 activations")
+    road = Road(QuantizedLoader(checkpoint, progress), "int8 activations", ops=CpuOps)
+    return TorchBackend(checkpoint, config, road)
 
 
 def _torch_problem() -> str | None:

@@ -20,6 +20,7 @@ import torch
 from ..backends.cpu.ops import CpuOps
 from ..backends.cpu.threads import pool
 from ..backends.cpu.weights import QuantizedLoader
+from ..backends.cuda.road import Road
 from ..backends.cuda.runner import TorchBackend
 from ..backends.cuda.step import TorchStep
 from ..core.config import EngineConfig
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pool().resize(options.threads)
     checkpoint = open_checkpoint(resolve(options.model))
     config = EngineConfig(max_num_seqs=max(options.sequences))
-    backend = TorchBackend(checkpoint, config, QuantizedLoader(checkpoint), ops=TimedOps)
+    backend = TorchBackend(checkpoint, config, Road(QuantizedLoader(checkpoint), ops=TimedOps))
     with torch.inference_mode():
         columns = {f"{n} decoding": profile(backend, n, 1, options.context, options.steps) for n in options.sequences}
         columns[f"a prompt chunk of {options.chunk}"] = profile(backend, 1, options.chunk, options.chunk, options.steps)

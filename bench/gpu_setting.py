@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..backends.cuda.ops import TorchOps
+from ..backends.cuda.road import Road
 from ..backends.cuda.runner import TorchBackend
 from ..backends.cuda.sampler import Sampler
 from ..core.config import EngineConfig
@@ -91,13 +92,12 @@ class Setting:
             sampler = TritonSampler
         source = checkpoint(self.model(model), quantized)
         weights = loader(source, quantized, self.dtype, self.device)
-        return TorchBackend(
-            source,
-            config,
+        road = Road(
             weights,
+            str(self.dtype).removeprefix("torch."),
             ops=self.ops() if self.on_gpu else TorchOps,
             sampler=sampler,
-            arithmetic=str(self.dtype).removeprefix("torch."),
             quantized=quantized,
             captures=self.on_gpu and self.kernels,
         )
+        return TorchBackend(source, config, road)

@@ -32,12 +32,13 @@ def load(device: str, path: Path, config: EngineConfig) -> Backend:
     import torch
     from fake_gpu import CPU, FakeGpu
 
+    from bireme.backends.cuda.road import Road
     from bireme.backends.cuda.runner import TorchBackend
     from bireme.backends.cuda.weights import DenseLoader
 
     torch.set_num_threads(1)
-    loader = DenseLoader(checkpoint, torch.float32, CPU)
-    return TorchBackend(checkpoint, config, loader, device=FakeGpu(), captures=True, capture_seconds=0.0)
+    road = Road(DenseLoader(checkpoint, torch.float32, CPU), captures=True)
+    return TorchBackend(checkpoint, config, road, FakeGpu(), capture_seconds=0.0)
 
 
 def new_sampler(device: str, rows: int, vocab: int) -> Any:

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from fake_gpu import FakeGpu
 
+from bireme.backends.cuda.road import Road
 from bireme.backends.cuda.runner import TorchBackend
-from bireme.backends.cuda.tensor_parallel.build import build_rank
+from bireme.backends.cuda.tensor_parallel.build import bound, build_rank
 from bireme.backends.cuda.tensor_parallel.checkpoint import RankCheckpoint
 from bireme.backends.cuda.tensor_parallel.device import ParallelDevice
-from bireme.backends.cuda.tensor_parallel.handles import ParallelLoader
-from bireme.backends.cuda.tensor_parallel.sampling import shared
 from bireme.backends.cuda.tensor_parallel.shares import Shares
 
 
@@ -113,17 +112,9 @@ def kernels(checkpoint: Any, config: Any, ranks: Any, control: Any, progress: An
 
 
 def _over(device: Any, loader: Any, checkpoint: Any, config: Any, ranks: Any, control: Any, **parts: Any) -> Any:
-    from bireme.backends.cuda.sampler import Sampler
-
     shares = Shares.of(checkpoint, ranks.size)
     mine = RankCheckpoint(checkpoint, shares, ranks.rank)
-    parts["sampler"] = shared(parts.get("sampler", Sampler), ranks)
+    road = Road(loader(mine, torch.float32, torch.device("cpu")), captures=True, **parts)
     return TorchBackend(
-        mine,
-        config,
-        ParallelLoader(loader(mine, torch.float32, torch.device("cpu")), ranks, shares),
-        device=ParallelDevice(device, control),
-        captures=True,
-        capture_seconds=math.inf,
-        **parts,
+        mine, config, bound(road, ranks, shares), ParallelDevice(device, control), capture_seconds=math.inf
     )

@@ -100,7 +100,10 @@ class Device:
         return free_bytes()
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
-        """The most that ``work`` holds at any moment beside what is held already; 0 where nobody counts."""
+        """The most that ``work`` holds at any moment beside what is held when it has ended; 0 where nobody counts.
+
+        So a table that ``work`` makes and leaves is no part of it, if that is made before the moment comes.
+        """
         work()
         return 0
 
@@ -205,10 +208,10 @@ class CudaDevice(Device):
     def peak_bytes(self, work: Callable[[], object]) -> int:
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
         work()
         torch.cuda.synchronize(self.device)
-        return int(torch.cuda.max_memory_allocated(self.device)) - before
+        peak = int(torch.cuda.max_memory_allocated(self.device))
+        return peak - int(torch.cuda.memory_allocated(self.device))
 
     def release(self) -> None:
         torch.cuda.empty_cache()

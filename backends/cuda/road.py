@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,19 +11,19 @@ import torch
 from ...models.weight import Checkpoint, Progress
 from .ops import TorchOps
 from .sampler import Sampler
-from .weights import DenseLoader
+from .weights import DenseLoader, Loader
 
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """See ``TorchBackend`` for what each is."""
+    """Plain torch in float32, where nothing else is said."""
 
-    loader: DenseLoader
-    arithmetic: str
+    loader: Loader
+    arithmetic: str = "float32"  # for people: how the linear layers compute
     ops: type[TorchOps] = TorchOps
-    sampler: type[Sampler] = Sampler
-    quantized: bool = False
-    captures: bool = False
+    sampler: Callable[[int, int, torch.device], Sampler] = Sampler
+    quantized: bool = False  # whether the loader keeps quantised weights so: to know what will fit before it loads
+    captures: bool = False  # decode steps as graphs, where the device can; ``ops`` must launch alike for each of a size
 
 
 def road_for(device: torch.device, checkpoint: Checkpoint, progress: Progress | None = None) -> Road:

@@ -25,12 +25,12 @@ from .graphs import CAPTURE_SECONDS, DecodeGraphs, batch_sizes
 from .kv import KEPT, KVPool
 from .ops import TorchOps
 from .reading import Reading, read
+from .road import Road
 from .rope import RopeTable
 from .sampler import Sampled, Sampler
 from .step import TorchStep
 from .tickets import TorchTicket
 from .trial import TRIAL_CONTEXT, largest_step, small_step
-from .weights import Loader
 
 if TYPE_CHECKING:
     from .triton_sampler import Launch, TritonSampler
@@ -51,41 +51,36 @@ class TorchBackend:
         self,
         checkpoint: Checkpoint,
         config: EngineConfig,
-        loader: Loader,
-        ops: type[TorchOps] = TorchOps,
-        sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
-        arithmetic: str = "float32",
+        road: Road,
         device: Device | None = None,
-        quantized: bool = False,
-        captures: bool = False,
         capture_seconds: float = CAPTURE_SECONDS,
     ) -> None:
         """
         Args:
-            arithmetic: for people: how the linear layers compute.
-            quantized: whether the loader keeps quantised weights so: to know what will fit before it loads.
-            captures: whether to capture decode steps, where the device can; ``ops`` must launch the same work for every
-                step of one size.
-            capture_seconds: what loading may spend on that; what is left is captured when it is first needed.
+            device: None: the device that ``road`` loads onto.
+            capture_seconds: what loading may spend on capturing decode steps; what is left is captured when it is first
+                needed.
         """
         self._owner = threading.get_ident()
         self._model, self._config = checkpoint.config, config
-        self._device = device or device_for(loader.device)
-        self._dtype = loader.dtype
+        self._device = device or device_for(road.loader.device)
+        self._dtype = road.loader.dtype
         self._context = min(config.max_model_len or self._model.max_position, self._model.max_position)
         self._sender = Sender(self._device)
         self._send = self._sender.send if self._device.asynchronous else share
         self._last_tokens = torch.zeros(config.max_num_seqs + 1, dtype=torch.int64, device=self._device.device)
         # one row more than sequences: that of the rows that pad a captured step
-        self._sampler: Sampler | None = sampler(config.max_num_seqs + 1, self._model.vocab_size, self._device.device)
+        self._sampler: Sampler | None = road.sampler(
+            config.max_num_seqs + 1, self._model.vocab_size, self._device.device
+        )
         self._drawer = cast("TritonSampler | None", self._sampler if hasattr(self._sampler, "draw") else None)
         self._ops: TorchOps | None = None
         self._decoder: Decoder | None = None
         self._graphs: DecodeGraphs | None = None
         self._reading: Reading | None = None  # of the step being submitted
-        wants_graphs = captures and self._device.captures
-        plan = self._load(checkpoint, loader, ops, quantized, wants_graphs)
-        self._info = self._describe(checkpoint, plan, arithmetic)
+        wants_graphs = road.captures and self._device.captures
+        plan = self._load(checkpoint, road, wants_graphs)
+        self._info = self._describe(checkpoint, plan, road.arithmetic)
         self.submit(small_step(config.block_size)).wait()  # so that no request waits for a kernel to be compiled
         if wants_graphs:
             self._prepare_graphs(plan.num_blocks, capture_seconds)
@@ -188,30 +183,24 @@ class TorchBackend:
         assert self._ops is not None, "the backend is closed"
         return self._ops
 
-    def _load(
-        self,
-        checkpoint: Checkpoint,
-        loader: Loader,
-        ops: type[TorchOps],
-        quantized: bool,
-        wants_graphs: bool,
-    ) -> MemoryPlan:
+    def _load(self, checkpoint: Checkpoint, road: Road, wants_graphs: bool) -> MemoryPlan:
         """Load the weights and make the pool: on a GPU if they fit, and as large as what was measured leaves."""
-        config, device, itemsize = self._config, self._device, loader.dtype.itemsize
+        config, device, loader = self._config, self._device, road.loader
+        itemsize = loader.dtype.itemsize
         rope = RopeTable.build(self._model.rope, self._model.head_dim, self._context, device.device)
         if not device.asynchronous:
             self._decoder = Decoder(self._model, loader)
             plan = self._agreed(memory.plan_host(checkpoint, config, self._context, itemsize, loader.nbytes))
-            self._ops = ops(self._model, self._pool(plan.num_blocks), rope)
+            self._ops = road.ops(self._model, self._pool(plan.num_blocks), rope)
             return plan
         budget = memory.Budget(device.total_bytes(), device.free_bytes(), config.gpu_memory_fraction)
-        expected = memory.expected_use(checkpoint, config, itemsize, quantized)
+        expected = memory.expected_use(checkpoint, config, itemsize, road.quantized)
         memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, expected)
         self._decoder = Decoder(self._model, loader)
-        use = self._measure(ops(self._model, self._pool(1), rope), budget, loader.nbytes, wants_graphs)
+        use = self._measure(road.ops(self._model, self._pool(1), rope), budget, loader.nbytes, wants_graphs)
         plan = self._agreed(memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, use))
         # one block more than the plan's: the null block, where rows that pad a captured step leave their keys
-        self._ops = ops(self._model, self._pool(plan.num_blocks + 1), rope)
+        self._ops = road.ops(self._model, self._pool(plan.num_blocks + 1), rope)
         memory.report(plan, use, budget)
         return plan
 

@@ -153,6 +153,7 @@ def test_memory(cuda):
     assert device.total_bytes() == 4000
     assert device.peak_bytes(lambda: cuda.calls.append("work")) == 600
     assert cuda.calls == ["synchronize", "peak reset", "work", "synchronize"]
+    assert device.peak_bytes(lambda: setattr(cuda, "allocated", 250)) == 450, "what is left held counts where it lies"
     device.release()
     assert cuda.calls[-1] == "cache emptied" and device.pinned(5).shape == (5,)
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bireme.backends.cuda.buffers import ALIGNMENT, DecodeInputs, Sender, layout
 from bireme.backends.cuda.graphs import batch_sizes
 from bireme.backends.cuda.memory import GRAPH_BYTES, planned_weights
+from bireme.backends.cuda.road import Road
 from bireme.backends.cuda.runner import TorchBackend
 from bireme.backends.cuda.trial import small_step
 from bireme.backends.cuda.weights import DenseLoader
@@ -37,8 +38,7 @@ class Loader(DenseLoader):
 def backend(tiny, device=None, *, name="llama", captures=True, capture_seconds=0.0, loader=Loader, **config):
     source = open_checkpoint(tiny(name).folder)
     settings = EngineConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **config})
-    made = {"device": device, "captures": captures, "capture_seconds": capture_seconds}
-    return TorchBackend(source, settings, loader(source), **made)
+    return TorchBackend(source, settings, Road(loader(source), captures=captures), device, capture_seconds)
 
 
 def driver(tiny, device=None, **config) -> Driver:

@@ -15,6 +15,7 @@ import torch
 from steps import Driver
 from tiny import random_weights, tiny_config, write_gguf
 
+from bireme.backends.cuda.road import Road
 from bireme.backends.cuda.runner import TorchBackend
 from bireme.backends.cuda.tensor_parallel.backend import ParallelBackend
 from bireme.backends.cuda.tensor_parallel.link import DEFAULT_BUILDER
@@ -71,7 +72,7 @@ def both(pair):
         settings = EngineConfig(**{**SETTINGS, **config})
         checkpoint = open_checkpoint(path)
         made.append(ParallelBackend(checkpoint, settings, pair, 2, builder=builder, keep_workers=True))
-        one = TorchBackend(checkpoint, settings, DenseLoader(checkpoint, torch.float32, CPU))
+        one = TorchBackend(checkpoint, settings, Road(DenseLoader(checkpoint, torch.float32, CPU)))
         return one, made[-1]
 
     yield build
@@ -181,7 +182,7 @@ def test_four_ranks(tiny, pair):
     checkpoint, settings = open_checkpoint(tiny("llama").folder), EngineConfig(**SETTINGS)
     four = ParallelBackend(checkpoint, settings, lambda: Workers(4, threads=1, timeout=LOADED), 4)
     try:
-        agree(TorchBackend(checkpoint, settings, DenseLoader(checkpoint, torch.float32, CPU)), four)
+        agree(TorchBackend(checkpoint, settings, Road(DenseLoader(checkpoint, torch.float32, CPU))), four)
         pids = four._workers.pids()
     finally:
         four.close()

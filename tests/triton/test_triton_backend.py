@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed: it exists for Lin
 
 from bireme.backends.cuda import quantized as layers
 from bireme.backends.cuda.quantized import PlanarLoader
+from bireme.backends.cuda.road import Road
 from bireme.backends.cuda.runner import TorchBackend
 from bireme.backends.cuda.triton_ops import TritonOps
 from bireme.backends.cuda.triton_sampler import TritonSampler
@@ -41,8 +42,8 @@ def test_a_model_says_the_same(tiny):
     made = []
     for parts in ({}, {"ops": TritonOps, "sampler": TritonSampler}):
         checkpoint = open_checkpoint(tiny("qwen3").folder)
-        loader = DenseLoader(checkpoint, torch.float32, CPU)
-        backend = TorchBackend(checkpoint, EngineConfig(block_size=16), loader, **parts)
+        road = Road(DenseLoader(checkpoint, torch.float32, CPU), **parts)
+        backend = TorchBackend(checkpoint, EngineConfig(block_size=16), road)
         driver = Driver(backend)
         tracks = [driver.add(range(40, 58), row=0), driver.add([5, 6, 7], SamplingParams(seed=4), row=1)]
         made.append(driver.generate(tracks, 2, chunk=16))

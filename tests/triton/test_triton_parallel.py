@@ -13,6 +13,7 @@ from tiny import random_weights, tiny_config, write_gguf
 pytest.importorskip("triton", reason="Triton is not installed: it exists for Linux only")
 
 from bireme.backends.cuda.quantized import QuantizedLinear
+from bireme.backends.cuda.road import Road
 from bireme.backends.cuda.runner import TorchBackend
 from bireme.backends.cuda.tensor_parallel.backend import ParallelBackend
 from bireme.backends.cuda.tensor_parallel.workers import Workers
@@ -46,7 +47,7 @@ def test_kernels_on_two_ranks(tmp_path, monkeypatch):
     config = tiny_config("qwen3", num_layers=1, vocab_size=129, tie_embeddings=True)
     path = write_gguf(tmp_path / "tiny.gguf", config, random_weights(config), type_of=lambda name: "Q8_0")
     checkpoint = open_checkpoint(path)
-    wanted = talk(TorchBackend(checkpoint, CONFIG, DenseLoader(checkpoint, torch.float32, torch.device("cpu"))))
+    wanted = talk(TorchBackend(checkpoint, CONFIG, Road(DenseLoader(checkpoint, torch.float32, torch.device("cpu")))))
     workers = Workers(2, threads=1, timeout=200.0)
     two = ParallelBackend(checkpoint, CONFIG, lambda: workers, 2, builder="parallel_builders:kernels")
     try:

@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed: it exists for Lin
 
 from fake_gpu import CPU, FakeGpu
 
+from bireme.backends.cuda.road import Road
 from bireme.backends.cuda.runner import TorchBackend
 from bireme.backends.cuda.triton_ops import TritonOps
 from bireme.backends.cuda.triton_sampler import TritonSampler
@@ -19,15 +20,16 @@ from bireme.core.request import SamplingParams
 from bireme.models.checkpoint import open_checkpoint
 
 CONFIG = EngineConfig(max_num_seqs=2, max_num_batched_tokens=2, max_model_len=64, kv_cache_memory=1 << 19)
-KERNELS = {"ops": TritonOps, "sampler": TritonSampler, "captures": True, "capture_seconds": 0.0}
+KERNELS = {"ops": TritonOps, "sampler": TritonSampler, "captures": True}
 WARM = SamplingParams(temperature=1.0, top_k=40, repetition_penalty=1.2, logprobs=2)
 
 
-def run(tiny, **how):
+def run(tiny, device=None, **how):
     """Two sequences, of which one asks much of the sampler; then one."""
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(tiny("llama").folder)
-    drive = Driver(TorchBackend(checkpoint, CONFIG, DenseLoader(checkpoint, torch.float32, CPU), **how))
+    road = Road(DenseLoader(checkpoint, torch.float32, CPU), **how)
+    drive = Driver(TorchBackend(checkpoint, CONFIG, road, device, capture_seconds=0.0))
     tracks = [drive.add(range(40, 46), row=1), drive.add([5, 6, 7], WARM, row=0, seed=3)]
     drive.generate(tracks, 4)
     drive.generate(tracks[1:], 6)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from ....core.config import EngineConfig
 from ....models.weight import Checkpoint, Progress
 from ..device import device_for
-from ..road import road_for
+from ..road import Road, road_for
 from ..runner import TorchBackend
 from .checkpoint import RankCheckpoint
 from .device import Control, ParallelDevice
@@ -27,15 +28,11 @@ def build_rank(
     shares = Shares.of(checkpoint, ranks.size)
     mine = RankCheckpoint(checkpoint, shares, ranks.rank)
     road = road_for(ranks.device, mine, progress)
-    return TorchBackend(
-        mine,
-        config,
-        ParallelLoader(road.loader, ranks, shares),
-        ops=road.ops,
-        sampler=shared(road.sampler, ranks),
-        arithmetic=road.arithmetic,
-        device=ParallelDevice(device_for(ranks.device), control),
-        quantized=road.quantized,
-        captures=road.captures,
-        capture_seconds=math.inf,
-    )
+    device = ParallelDevice(device_for(ranks.device), control)
+    return TorchBackend(mine, config, bound(road, ranks, shares), device, capture_seconds=math.inf)
+
+
+def bound(road: Road, ranks: Ranks, shares: Shares) -> Road:
+    """``road`` over a rank's share, bound to the others."""
+    loader = ParallelLoader(road.loader, ranks, shares)
+    return dataclasses.replace(road, loader=loader, sampler=shared(road.sampler, ranks))

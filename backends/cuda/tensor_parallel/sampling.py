@@ -24,7 +24,7 @@ class SharedSampler(Sampler):
         return drawn
 
 
-def shared(sampler: type[Sampler], ranks: Ranks) -> MakeSampler:
+def shared(sampler: MakeSampler, ranks: Ranks) -> MakeSampler:
     """What makes a ``sampler`` whose tokens are the same on every rank."""
     kind = SharedSampler if sampler is Sampler else _by_kernels()
 
