@@ -9,9 +9,13 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .core.pooling import unit_vector
 from .core.request import FinishReason, QueueFullError, Request, SamplingParams, SequenceOutput, TokenLogprob
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .core.grammar import Grammar
     from .core.output import SequenceText
     from .grammar.compiler import GrammarCompiler
@@ -122,6 +126,31 @@ class LLM:
         pairs = [(None, self._text.chat_ids(one, tools, **extra)) for one in conversations]
         return self._run(pairs, params, stop, include_stop, progress)
 
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, progress: bool = True
+    ) -> list[NDArray[np.float32]]:
+        """A vector for each of ``texts`` (texts, or lists of token ids), in their order: what /v1/embeddings answers.
+
+        Each is float32, [dimensions], of length one, so that the product of two is their cosine. ``dimensions``: only
+        the first so many; None: all that the model has. Pooled as the model's files say, by the mean where they say
+        nothing.
+
+        Raises:
+            RequestRejectedError: a text that can never fit; the others are given up with it.
+            ValueError: an id outside the vocabulary, more dimensions than there are, states that are not finite, or a
+                model whose files name a pooling that isn't known.
+            RuntimeError: the device failed.
+        """
+        pooling, most = self._checkpoint.pooling, self._checkpoint.config.hidden_size
+        if pooling is None:
+            raise ValueError(f"the files of {self._checkpoint.name} name a pooling that isn't known here")
+        if dimensions is not None and not 1 <= dimensions <= most:
+            raise ValueError(f"dimensions is {dimensions}; it must be 1 to {most}, this model's number of dimensions")
+        params = SamplingParams(max_tokens=1, temperature=0.0, pooling=pooling)
+        pairs = [(None, self._text.prompt_ids(one)) for one in _prompts(texts)]
+        jobs = self._finished(pairs, [params] * len(pairs), (), False, "embed", progress)
+        return [unit_vector(_pooled(job), dimensions) for job in jobs]
+
     def close(self) -> None:
         """Free what the device and the files hold. Safe to call twice."""
         if self._compiler is not None:
@@ -147,6 +176,18 @@ class LLM:
     ) -> list[RequestOutput]:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         each = self._each_params(params, len(prompts))
+        return [job.result for job in self._finished(prompts, each, stops, include_stop, "generate", progress)]
+
+    def _finished(
+        self,
+        prompts: Sequence[tuple[str | None, tuple[int, ...]]],
+        each: Sequence[SamplingParams],
+        stops: Sequence[str],
+        include_stop: bool,
+        title: str,
+        progress: bool,
+    ) -> list[_Job]:
+        """All ``prompts`` run to their end, in their order."""
         jobs = [
             _Job(
                 Request(f"llm-{next(self._numbers)}", ids, one, arrival_time=self._engine.clock()),
@@ -156,9 +197,9 @@ class LLM:
             )
             for (text, ids), one in zip(prompts, each, strict=True)
         ]
-        with _bar("generate", progress, "requests") as report:
+        with _bar(title, progress, "requests") as report:
             _Batch(self._engine, jobs).run(report)
-        return [job.result for job in jobs]
+        return jobs
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
         """What ``params.grammar`` compiles to. Raises ``GrammarError``, a ``ValueError``, with the reason."""
@@ -191,6 +232,7 @@ class _Job:
     result: RequestOutput
     texts: list[SequenceText]
     grammar: Grammar | None = None
+    pooled: bytes | None = None  # where an embedding is wanted
 
     @property
     def done(self) -> bool:
@@ -239,6 +281,7 @@ class _Batch:
             answer.logprobs = answer.logprobs or []
             answer.logprobs.extend(delta.logprobs)
         answer.finish_reason, answer.stop, answer.error = delta.finish_reason, delta.stop, delta.error
+        job.pooled = output.embedding or job.pooled
         job.result.cached_tokens = max(job.result.cached_tokens, output.cached_tokens or 0)
         if delta.abort and output.finish_reason is None:
             self._engine.abort(output.request_id, output.index)
@@ -249,6 +292,12 @@ def default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
     """The sampling a model's own files ask for; what they leave out is ``SamplingParams``' default."""
     known = {one.name for one in fields(SamplingParams)} - {"stop_token_ids", "logit_bias", "seed", "n"}
     return SamplingParams(**{name: value for name, value in generation_defaults.items() if name in known})
+
+
+def _pooled(job: _Job) -> bytes:
+    if job.pooled is None:
+        raise RuntimeError(f"no embedding came of {job.request.request_id}: {job.result.outputs[0].error}")
+    return job.pooled
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

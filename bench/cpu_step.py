@@ -7,8 +7,6 @@ of the step's own median is sampling, building the step and Python between the o
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -27,7 +25,7 @@ from ..core.config import EngineConfig
 from ..models.checkpoint import open_checkpoint
 from ..models.decoder import Layer
 from ..models.hub import resolve
-from .batches import make_batch
+from . import step_times
 from .machine import describe, line
 
 
@@ -74,55 +72,20 @@ class TimedOps(CpuOps):
             return super().swiglu(gate_up)
 
 
-def profile(backend: TorchBackend, sequences: int, new: int, context: int, steps: int) -> dict[str, float]:
-    """Median milliseconds by operation, and of the "step" itself."""
-    batch = make_batch(sequences, new, context, backend.info.block_size)
-    seen: dict[str, list[float]] = defaultdict(list)
-    for turn in range(steps + 2):
-        TimedOps.spent.clear()
-        start = time.perf_counter()
-        backend.submit(batch).wait()
-        whole = time.perf_counter() - start
-        if turn >= 2:  # the first ones meet new shapes
-            for name, seconds in {**TimedOps.spent, "step": whole}.items():
-                seen[name].append(seconds * 1000)
-    return {name: statistics.median(values) for name, values in seen.items()}
-
-
-def table(columns: dict[str, dict[str, float]]) -> str:
-    """Markdown: a row per operation, a column per kind of step, milliseconds and shares."""
-    names = sorted({name for column in columns.values() for name in column} - {"step"})
-    lines = ["| ms | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for name in names:
-        cells = [f"{c.get(name, 0.0):.2f} ({c.get(name, 0.0) / c['step']:.0%})" for c in columns.values()]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    rest = {title: c["step"] - sum(v for n, v in c.items() if n != "step") for title, c in columns.items()}
-    cells = [f"{value:.2f} ({value / columns[title]['step']:.0%})" for title, value in rest.items()]
-    lines.append("| sampling, building the step, Python | " + " | ".join(cells) + " |")
-    lines.append("| whole step | " + " | ".join(f"{c['step']:.2f}" for c in columns.values()) + " |")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--context", type=int, default=265, help="tokens of each decoding sequence")
-    parser.add_argument("--chunk", type=int, default=200, help="tokens of the prompt chunk")
-    parser.add_argument("--steps", type=int, default=30)
+    parser = step_times.parser(__doc__, sequences=[1, 4, 16], context=265, chunks=[200], steps=30)
     parser.add_argument("--threads", type=int, default=None)
-    options = parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    pool().resize(options.threads)
-    checkpoint = open_checkpoint(resolve(options.model))
-    config = EngineConfig(max_num_seqs=max(options.sequences))
+    pool().resize(asked.threads)
+    checkpoint = open_checkpoint(resolve(asked.model))
+    config = EngineConfig(max_num_seqs=max([1, *asked.sequences]))
     backend = TorchBackend(checkpoint, config, Road(QuantizedLoader(checkpoint), ops=TimedOps))
     with torch.inference_mode():
-        columns = {f"{n} decoding": profile(backend, n, 1, options.context, options.steps) for n in options.sequences}
-        columns[f"a prompt chunk of {options.chunk}"] = profile(backend, 1, options.chunk, options.chunk, options.steps)
+        columns = step_times.profile(backend, TimedOps.spent, asked)
     backend.close()
     print(line(describe()) + "\n")
-    print(table(columns))
+    print(step_times.table(columns))
 
 
 if __name__ == "__main__":

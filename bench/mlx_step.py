@@ -7,8 +7,6 @@ plain step is the price of looking. On a Linux CPU the weights are the file's de
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,10 +20,8 @@ from ..core.config import EngineConfig
 from ..models.checkpoint import open_checkpoint
 from ..models.decoder import Layer
 from ..models.hub import resolve
-from .batches import make_batch
+from . import step_times
 from .machine import describe, line
-
-WARM_UP = 2  # steps that meet new shapes
 
 
 class TimedOps(MlxOps):
@@ -75,53 +71,20 @@ class TimedOps(MlxOps):
         return self._timed("rows that sample", lambda: MlxOps.take_rows(self, x, index))
 
 
-def profile(backend: MlxBackend, sequences: int, new: int, context: int, steps: int) -> dict[str, float]:
-    """Median milliseconds: of the plain "step", by operation, and of the step that is "seen" operation by operation."""
-    batch = make_batch(sequences, new, context, backend.info.block_size)
-    found: dict[str, list[float]] = defaultdict(list)
-    for looking in (False, True):
-        TimedOps.looking = looking
-        for turn in range(steps + WARM_UP):
-            TimedOps.spent.clear()
-            start = time.perf_counter()
-            backend.submit(batch).wait()
-            whole = time.perf_counter() - start
-            times = {**TimedOps.spent, "seen": whole} if looking else {"step": whole}
-            for name, seconds in times.items() if turn >= WARM_UP else ():
-                found[name].append(seconds * 1000)
-    TimedOps.looking = False
-    return {name: statistics.median(values) for name, values in found.items()}
-
-
-def table(columns: dict[str, dict[str, float]]) -> str:
-    """Markdown: a row per operation, a column per kind of step, milliseconds."""
-    names = sorted({name for column in columns.values() for name in column} - {"step", "seen"})
-    lines = ["| ms | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for name in names:
-        lines.append(f"| {name} | " + " | ".join(f"{c.get(name, 0.0):.1f}" for c in columns.values()) + " |")
-    rest = [c["seen"] - sum(v for n, v in c.items() if n in names) for c in columns.values()]
-    lines.append("| sampling, building the step, Python | " + " | ".join(f"{each:.1f}" for each in rest) + " |")
-    for name, title in (("seen", "all of it, one by one"), ("step", "a plain step")):
-        lines.append(f"| {title} | " + " | ".join(f"{c[name]:.1f}" for c in columns.values()) + " |")
-    return "\n".join(lines)
+def _look(looking: bool) -> None:
+    TimedOps.looking = looking
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--sequences", type=int, nargs="*", default=[1, 4, 8])
-    parser.add_argument("--context", type=int, default=200, help="tokens of each decoding sequence")
-    parser.add_argument("--chunks", type=int, nargs="*", default=[64, 256], help="tokens of prompt chunks")
-    parser.add_argument("--steps", type=int, default=10)
-    asked = parser.parse_args(arguments)
+    asked = step_times.parser(__doc__, sequences=[1, 4, 8], context=200, chunks=[64, 256], steps=10).parse_args(
+        arguments
+    )
     config = EngineConfig(max_num_seqs=max([1, *asked.sequences]))
     backend = MlxBackend(open_checkpoint(resolve(asked.model)), config, ops=TimedOps)
-    columns = {f"{n} decoding": profile(backend, n, 1, asked.context, asked.steps) for n in asked.sequences}
-    for count in asked.chunks:
-        columns[f"a chunk of {count}"] = profile(backend, 1, count, count, asked.steps)
+    columns = step_times.profile(backend, TimedOps.spent, asked, _look)
     backend.close()
     print(line(describe()) + "\n")
-    print(table(columns))
+    print(step_times.table(columns))
 
 
 if __name__ == "__main__":

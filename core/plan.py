@@ -29,6 +29,7 @@ class Read(NamedTuple):
 
     seq: Sequence
     preemptions: int
+    place: int  # among the step's chunks
     pooled: int  # tokens whose hidden states are summed
     scored: int  # tokens whose scores are given
 
@@ -135,11 +136,11 @@ def build(plan: StepPlan, rows: Rows, step_id: int) -> BuiltStep:
 def _reads(plan: StepPlan) -> list[Read]:
     """The chunks of which more is wanted than that they are read."""
     found = []
-    for seq, start, length in plan.chunks:
+    for place, (seq, start, length) in enumerate(plan.chunks):
         pooled = num_pooled(seq, start, length)
         scored = min(length, seq.prompt_len - 1 - start) if scores.wanted(seq) else 0
         if pooled or scored > 0:
-            found.append(Read(seq, seq.num_preemptions, pooled, max(0, scored)))
+            found.append(Read(seq, seq.num_preemptions, place, pooled, max(0, scored)))
     return found
 
 
@@ -150,7 +151,8 @@ def _wants(
     pools = targets = None
     if any(read.pooled for read in reads):
         pools = np.zeros(plan.num_seqs, np.int32)
-        pools[num_decodes:] = [num_pooled(*chunk) for chunk in plan.chunks]
+        for read in reads:
+            pools[num_decodes + read.place] = read.pooled
     if any(read.scored for read in reads):
         targets = np.full(total, -1, np.int32)
         targets[num_decodes:] = np.concatenate([scores.targets(*chunk) for chunk in plan.chunks])

@@ -34,3 +34,20 @@ def embedding(seq: Sequence) -> bytes | None:
         return None
     count = seq.prompt_len if seq.group.request.params.pooling == "mean" else 1
     return (seq.pooled / count).astype("<f4").tobytes()
+
+
+def unit_vector(pooled: bytes, dimensions: int | None = None) -> NDArray[np.float32]:
+    """The first ``dimensions`` of a pooled state, all of them by default, as a vector of length one (Matryoshka,
+    arXiv:2205.13147): float32, [dimensions]. A state of zeros stays one.
+
+    Raises:
+        ValueError: the model has fewer dimensions, or its states are not finite.
+    """
+    whole = np.frombuffer(pooled, "<f4")
+    if dimensions is not None and not 1 <= dimensions <= len(whole):
+        raise ValueError(f"dimensions is {dimensions}; it must be 1 to {len(whole)}, this model's number of dimensions")
+    part = whole[:dimensions].astype(np.float64)
+    length = float(np.sqrt((part * part).sum()))
+    if not np.isfinite(length):
+        raise ValueError("the model gave hidden states that are not finite for this text")
+    return (part / length if length else part).astype("<f4")

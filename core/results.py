@@ -12,7 +12,7 @@ from .step import StepResult
 def keep_read(reads: list[Read], result: StepResult) -> None:
     """Give the sequences what a step told of their prompts; what it read in another life of theirs is dropped."""
     summed = scored = 0
-    for seq, preemptions, pooled, count in reads:
+    for seq, preemptions, _, pooled, count in reads:
         alive = seq.num_preemptions == preemptions
         if pooled:
             assert result.sums is not None

@@ -7,24 +7,24 @@ import base64
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.pooling import unit_vector
 from .errors import ApiError, bad_request
 
 FORMATS = (None, "float", "base64")
 
 
 def vector(pooled: bytes, dimensions: int | None) -> NDArray[np.float32]:
-    """The first ``dimensions`` of a pooled state, as a vector of length one (Matryoshka, arXiv:2205.13147).
+    """See ``core/pooling.unit_vector``.
 
     Raises:
         ApiError: 400 where the model has fewer dimensions, 500 where its states are not finite.
     """
-    whole = np.frombuffer(pooled, "<f4")
-    check_dimensions(dimensions, len(whole))
-    part = whole[:dimensions].astype(np.float64)
-    length = float(np.sqrt((part * part).sum()))
-    if not np.isfinite(length):
-        raise ApiError(500, "The model gave hidden states that are not finite for this text.", code="engine_error")
-    return (part / length if length else part).astype("<f4")
+    check_dimensions(dimensions, len(pooled) // 4)
+    try:
+        return unit_vector(pooled, dimensions)
+    except ValueError:
+        message = "The model gave hidden states that are not finite for this text."
+        raise ApiError(500, message, code="engine_error") from None
 
 
 def check_dimensions(asked: int | None, most: int | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bireme.bench import peers
+from bireme.bench import peers, step_times
 from bireme.bench.quality import Compared, log_softmax, windows_of
 from bireme.bench.report import Report
 from bireme.bench.text import PromptMaker, load_tokenizer, real_text
@@ -67,3 +67,28 @@ def test_table_has_ratios_both_ways_and_shows_failures() -> None:
     text = peers.markdown(machine, rows, {peers.OURS: 2**20}, asked)
     assert "| 4 | bireme | 120.0 |  | 500 ms | 500 ms |  | 500 ms | 0 | 10% |" in text
     assert "| 4 | llama.cpp | 40.0 | 3.00 | 2.00 s | 2.00 s | 4.00, 4.00 | 2000 ms | 1 | 10% |" in text
+
+
+def test_a_step_by_operation_adds_up_to_the_step() -> None:
+    """A device of known times: what no operation accounts for is the rest; looking makes steps of its own."""
+    spent: dict[str, float] = {}
+    looks: list[bool] = []
+
+    class Ticket:
+        def wait(self) -> None:
+            spent.update(attention=0.25, norms=0.5)
+
+    class Device:
+        info = argparse.Namespace(block_size=16)
+
+        def submit(self, batch: object) -> Ticket:
+            return Ticket()
+
+    asked = argparse.Namespace(sequences=[2], context=40, chunks=[20], steps=3)
+    plain, looked = (step_times.profile(Device(), spent, asked, look) for look in (None, looks.append))
+    assert list(plain) == ["2 decoding", "a prompt chunk of 20"] and "seen" not in plain["2 decoding"]
+    assert plain["2 decoding"]["attention"] == 250 and looks == [False, True, False] * 2
+    assert {"step", "seen", "norms"} <= looked["2 decoding"].keys()
+    text = step_times.table({"one": {"step": 10.0, "seen": 20.0, "attention": 5.0, "norms": 10.0}})
+    assert "| attention | 5.00 (25%) |" in text and "Python | 5.00 (25%) |" in text
+    assert "| all of it, one by one | 20.00 |" in text and "| a whole step | 10.00 |" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import scripted
 
@@ -95,3 +96,28 @@ def test_a_model_that_can_not_be_opened_is_named(tmp_path: Path) -> None:
 def test_sampling_defaults_come_from_the_models_own_files() -> None:
     params = default_params({"temperature": 0.6, "top_k": 20, "max_length": 7})
     assert (params.temperature, params.top_k, params.max_tokens) == (0.6, 20, None)
+
+
+def test_embeddings_are_unit_vectors_in_the_order_asked(llm: LLM) -> None:
+    """Twelve texts through a queue of four; the mean of a text's states, and its first dimensions at length one."""
+    texts = [f"go {'abc'[i % 3]} {'x' * i}" for i in range(12)]
+    vectors = llm.embed(texts)
+    assert len(vectors) == 12 and all(v.dtype == np.float32 and v.ndim == 1 for v in vectors)
+    assert np.allclose([np.linalg.norm(v) for v in vectors], 1, atol=1e-6)
+    ids = [llm.generate(text, SamplingParams(max_tokens=1))[0].prompt_ids for text in texts[:2]]
+    for alone, vector in zip(llm.embed(ids), vectors[:2], strict=True):
+        assert np.allclose(alone, vector, atol=1e-5)
+    few = int(np.flatnonzero(vectors[5])[0]) + 3  # this model's first states are zero
+    (short,) = llm.embed(texts[5], dimensions=few)
+    assert np.allclose(short, vectors[5][:few] / np.linalg.norm(vectors[5][:few]), atol=1e-5)
+    assert abs(float(vectors[0] @ vectors[5])) < 0.99999
+
+
+def test_embeddings_that_cannot_be_say_why(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="dimensions is 9999; it must be 1 to "):
+        llm.embed("x", dimensions=9999)
+    with pytest.raises(RequestRejectedError):
+        llm.embed(["x", "y" * 4000])
+    with pytest.raises(ValueError, match="999999"):
+        llm.embed([[999999]])
+    assert llm.embed([]) == []
