@@ -94,3 +94,15 @@ class Ops(Protocol):
     def take_rows(self, x: Any, index: Any) -> Any:
         """``x[index]``: the rows whose logits are wanted."""
         ...
+
+    def moe(self, x: Any, router: Any, experts: Any, top_k: int, normalise: bool) -> Any:
+        """Each token through the ``top_k`` experts that its router picks: ``x`` [T, D] to [T, D].
+
+        A token's logits are its products with the router's rows [E, D]. Its experts are those of the ``top_k`` largest,
+        of equal ones that with the lower index first. Their shares are the softmax over all E logits in float32, which
+        with ``normalise`` are divided by their own sum. Each expert makes ``down(swiglu(gate_up(x)))`` in x's dtype;
+        these are multiplied with the shares and added in float32, the largest share first, and rounded once. What a
+        token becomes never depends on the experts of other tokens, but where ``linear`` itself does on their number.
+        A NaN among a token's logits makes the whole of its result NaN, and nobody else's.
+        """
+        ...

@@ -46,8 +46,9 @@ def float32_folder(model: Path, folder: Path, *, never_ends: bool) -> Path:
 
 def hf_settings(config: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` that says what ``config`` does, RoPE scaling and windows apart."""
-    return {
-        "architectures": [f"{config.architecture.capitalize()}ForCausalLM"],
+    title = "".join(word.capitalize() for word in config.architecture.split("_"))
+    return _experts(config) | {
+        "architectures": [f"{title}ForCausalLM"],
         "model_type": config.architecture,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -60,4 +61,19 @@ def hf_settings(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope.theta,
         "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def _experts(config: ModelConfig) -> dict[str, Any]:
+    """What it says of experts."""
+    moe = config.moe
+    if moe is None:
+        return {}
+    count = "num_local_experts" if config.architecture == "mixtral" else "num_experts"
+    return {
+        count: moe.num_experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.intermediate_size,
+        "norm_topk_prob": moe.normalise,
+        "mlp_only_layers": sorted(moe.dense_layers),
     }

@@ -86,11 +86,14 @@ def buffer_bytes(
     """Work memory of one step: the widest moment of a layer for ``num_tokens``, and the logits of ``num_seqs``.
 
     Four hidden-sized arrays (input, residual, normed, output) live beside the larger of the attention's q, k, v and
-    output and the feed-forward's gate, up and product. Logits are float32 and count twice where nothing else is said:
+    output and the feed-forward's gate, up and product. A token's experts hold that for each of them, with the rows they
+    are given and their results. Logits are float32 and count twice where nothing else is said:
     the sampler works on a copy.
     """
     qkv = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widest = max(qkv, 3 * config.intermediate_size)
+    if config.moe is not None:
+        widest = max(widest, config.moe.top_k * (2 * config.hidden_size + 3 * config.moe.intermediate_size))
     activations = num_tokens * (4 * config.hidden_size + widest) * bytes_per_element
     return round(activations + bytes_per_logit * num_seqs * config.vocab_size)
 

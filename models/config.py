@@ -25,10 +25,21 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Experts in the place of a layer's feed-forward part: each token goes to the ``top_k`` that its router picks."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int  # of one expert
+    normalise: bool = True  # the shares of a token's experts are divided by their sum
+    dense_layers: frozenset[int] = frozenset()  # layers that have a plain feed-forward part
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder's shape. ``head_dim`` is explicit, never derived by a reader of this record."""
 
-    architecture: str  # "llama", "mistral", "qwen2", "qwen3"
+    architecture: str  # "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"
     vocab_size: int  # rows of the embedding
     hidden_size: int
     intermediate_size: int
@@ -43,6 +54,11 @@ class ModelConfig:
     attention_bias: bool = False  # q, k, v projections carry a bias (Qwen2)
     qk_norm: bool = False  # q and k are normed per head (Qwen3)
     windows: tuple[int | None, ...] = ()  # per layer: tokens a query sees (itself included), None: all; (): all full
+    moe: MoeConfig | None = None  # None: every layer has a plain feed-forward part
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+    def experts(self, layer: int) -> MoeConfig | None:
+        """What experts a layer has; None: it has a plain feed-forward part."""
+        return self.moe if self.moe is not None and layer not in self.moe.dense_layers else None

@@ -1,17 +1,19 @@
-"""The Llama family's decoder, written once over ``Ops``: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3.
+"""The Llama family's decoder, written once over ``Ops``: Llama 2 and 3, SmolLM2, Mistral, Mixtral, Qwen2, Qwen3.
 
 The families differ only by what the configuration and the checkpoint say: windows per layer (Mistral), biases on the
-projections (Qwen2), norms on q and k (Qwen3). Arrays and weight handles are opaque: nothing here knows an array library
-or how a weight is stored.
+projections (Qwen2), norms on q and k (Qwen3), experts (Mixtral, Qwen3-MoE; ``moe.py``). Arrays and weight handles are
+opaque: nothing here knows an array library or how a weight is stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..backends.base import Ops
 from .config import ModelConfig
+from .moe import load_moe
 
 EMBEDDING = "model.embed_tokens"
 FINAL_NORM = "model.norm"
@@ -31,6 +33,15 @@ class WeightLoader(Protocol):
     def embedding(self, name: str) -> Any: ...
 
     def norm(self, name: str) -> Any: ...
+
+    def router(self, name: str) -> Any:
+        """The matrix ``name`` [E, D] for ``Ops.moe``, never rounded below the activations' own precision."""
+        ...
+
+    def experts(self, names: Sequence[str]) -> Any:
+        """One handle for E experts: of each of ``names`` (which end in a dot) the matrices ``gate_proj`` and
+        ``up_proj`` [F, D], and ``down_proj`` [D, F]. What is quantised stays so as ``linear`` keeps it."""
+        ...
 
 
 class FeedForward(Protocol):
@@ -118,7 +129,6 @@ class Decoder:
 def load_layer(config: ModelConfig, index: int, loader: WeightLoader) -> Layer:
     prefix = f"model.layers.{index}."
     q, k, v, output = (prefix + name for name in _LINEARS)
-    gate, up, down = (prefix + name for name in _MLP)
     return Layer(
         index=index,
         window=config.window(index),
@@ -130,5 +140,13 @@ def load_layer(config: ModelConfig, index: int, loader: WeightLoader) -> Layer:
         k_norm=loader.norm(prefix + "self_attn.k_norm") if config.qk_norm else None,
         output=loader.linear(output),
         post_norm=loader.norm(prefix + "post_attention_layernorm"),
-        mlp=GatedMlp(gate_up=loader.linear(gate, up), down=loader.linear(down)),
+        mlp=load_mlp(config, index, prefix, loader),
     )
+
+
+def load_mlp(config: ModelConfig, index: int, prefix: str, loader: WeightLoader) -> FeedForward:
+    experts = config.experts(index)
+    if experts is not None:
+        return load_moe(experts, prefix, loader)
+    gate, up, down = (prefix + name for name in _MLP)
+    return GatedMlp(gate_up=loader.linear(gate, up), down=loader.linear(down))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
+_ROUTER = re.compile(r"model\.layers\.(\d+)\.mlp\.gate\.weight")
 _TEMPLATE = "tokenizer.chat_template"
 
 
@@ -49,6 +51,7 @@ def _open(source: GgufSource, metadata: Settings) -> OpenCheckpoint:
         tied=HEAD not in source.tensors,
         attention_bias=_has_bias(source.tensors) or metadata.get("general.architecture") == "qwen2",
         divisors=source.rope_divisors(),
+        routed_layers=[int(match[1]) for match in map(_ROUTER.fullmatch, source.tensors) if match],
     )
     source.set_row_order(config)
     return OpenCheckpoint(

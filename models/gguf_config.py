@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import MAX_LAYERS, ModelConfig, RopeConfig
+from .config import MAX_LAYERS, ModelConfig, MoeConfig, RopeConfig
 from .settings import Settings
 from .weight import CheckpointError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say "llama"
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")  # Mistral's and Mixtral's files say "llama"
+_WITH_EXPERTS = ("llama", "qwen3moe")
+_CANONICAL = {"qwen3moe": "qwen3_moe"}
 _ROPE_KINDS = ("none", "linear", "yarn")
 
 
@@ -18,33 +22,29 @@ def gguf_architecture(metadata: Settings) -> str:
     architecture = metadata.text("general.architecture")
     if architecture in ARCHITECTURES:
         return architecture
-    if "moe" in architecture:
-        raise CheckpointError(
-            f"{metadata.source}: unsupported architecture {architecture}: "
-            "mixture-of-experts models are not supported yet"
-        )
     raise CheckpointError(
         f"{metadata.source}: unsupported architecture {architecture}; supported: {', '.join(ARCHITECTURES)}"
     )
 
 
 def gguf_config(
-    metadata: Settings, vocab_size: int, tied: bool, attention_bias: bool, divisors: NDArray[np.float32] | None
+    metadata: Settings,
+    vocab_size: int,
+    tied: bool,
+    attention_bias: bool,
+    divisors: NDArray[np.float32] | None,
+    routed_layers: Collection[int] = (),
 ) -> ModelConfig:
     """The configuration of an opened file.
 
     Args:
         vocab_size: rows of the embedding; ``tied``: whether the file lacks an output matrix;
         attention_bias: whether its q, k and v projections have biases;
-        divisors: the values of ``rope_freqs.weight``, float32 [rotary dims / 2], if there is one.
+        divisors: the values of ``rope_freqs.weight``, float32 [rotary dims / 2], if there is one;
+        routed_layers: those that have a router.
     """
     architecture = gguf_architecture(metadata)
     keys = Settings(metadata.values, metadata.source, f"{architecture}.")
-    if keys.integer("expert_count", 0, least=0):
-        raise CheckpointError(
-            f"{keys.source}: {architecture}.expert_count is {keys.get('expert_count')}: "
-            "mixture-of-experts models are not supported yet"
-        )
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     kv_heads = keys.integer("attention.head_count_kv", heads)
     layers = keys.integer("block_count", most=MAX_LAYERS)
@@ -53,7 +53,7 @@ def gguf_config(
         raise keys.fail("attention.head_count_kv", f"a divisor of the {heads} heads")
     window = keys.integer("attention.sliding_window", 0, least=0) if architecture == "llama" else 0
     return ModelConfig(
-        architecture=architecture,
+        architecture=_CANONICAL.get(architecture, architecture),
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=keys.integer("feed_forward_length"),
@@ -66,8 +66,31 @@ def gguf_config(
         rope=_rope(keys, architecture, head_dim, divisors),
         tie_embeddings=tied,
         attention_bias=attention_bias,
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in ("qwen3", "qwen3moe"),
         windows=(window,) * layers if window else (),
+        moe=_moe(keys, architecture, layers, routed_layers),
+    )
+
+
+def _moe(keys: Settings, architecture: str, layers: int, routed_layers: Collection[int]) -> MoeConfig | None:
+    """The experts, if there are any: in the layers that have a router, their shares always divided by their sum, as
+    llama.cpp does for these architectures."""
+    count = keys.integer("expert_count", 0, least=0)
+    if not count:
+        return None
+    if architecture not in _WITH_EXPERTS:
+        raise keys.fail("expert_count", f"0 in a {architecture} file")
+    for key, usual in (("expert_gating_func", 1), ("expert_shared_count", 0), ("expert_group_count", 0)):
+        if keys.integer(key, usual, least=0) not in (usual, 0):
+            raise keys.fail(key, f"{usual}, as {architecture} files have it")
+    if keys.number("expert_weights_scale", 1.0, above=-1.0) not in (0.0, 1.0):
+        raise keys.fail("expert_weights_scale", f"1, as {architecture} files have it")
+    return MoeConfig(
+        num_experts=count,
+        top_k=keys.integer("expert_used_count", most=count),
+        intermediate_size=keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length")),
+        normalise=keys.boolean("expert_weights_norm", True),
+        dense_layers=frozenset(range(layers)).difference(routed_layers),
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .config import ModelConfig
 from .ggml_types import DECODABLE
 from .gguf import GgufFile, GgufTensor
-from .names import ROPE_DIVISORS, canonical_from_gguf, gguf_from_canonical
+from .names import ROPE_DIVISORS, canonical_from_gguf, expert_of, gguf_from_canonical, of_expert
 from .source import StoredTensor
 from .weight import CheckpointError, Weight
 
@@ -40,8 +40,19 @@ class GgufSource:
         problem = None
         if kind not in DECODABLE:
             problem = f"has type {kind}, which is not supported; supported: {', '.join(sorted(DECODABLE))}"
-        self._stored[name] = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
-        self._home[name] = (file, tensor)
+        if "*" not in name:
+            self._stored[name] = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
+            self._home[name] = (file, tensor)
+            return
+        count, *shape = tensor.shape if len(tensor.shape) == 3 else (0,)
+        if not count:
+            problem = f"has shape {tensor.shape}; wanted: three dimensions, the experts' number first"
+            self._stored[name] = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
+        for expert in range(count):
+            one = of_expert(name, expert)
+            nbytes = tensor.nbytes // count
+            self._stored[one] = StoredTensor(tensor.name, tuple(shape), kind, nbytes, problem=problem)
+            self._home[one] = (file, tensor)
 
     def set_row_order(self, config: ModelConfig) -> None:
         """ "llama" files keep the rows of q and k in interleaved-pair order; ``load`` then puts them half-split."""
@@ -61,10 +72,19 @@ class GgufSource:
     def load(self, name: str) -> Weight:
         file, tensor = self._home[name]
         data = file.data(tensor)
+        if len(tensor.shape) == 3:
+            return self._expert(name, tensor, data)
         match = _QUERY_OR_KEY.fullmatch(name)
         if match is not None and self._interleaved is not None:
             data = half_split_rows(data, self._interleaved[0 if match["part"] == "q" else 1])
         return Weight(name, tensor.shape, tensor.type.name, data)
+
+    def _expert(self, name: str, tensor: GgufTensor, data: NDArray[Any]) -> Weight:
+        """One expert's matrix of the tensor of all."""
+        expert, (count, *shape) = expert_of(name), tensor.shape
+        assert expert is not None
+        part = data[expert] if data.ndim == 3 else data.reshape(count, -1, data.shape[1])[expert]
+        return Weight(name, tuple(shape), tensor.type.name, part)
 
     def file_name(self, name: str) -> str:
         return gguf_from_canonical(name)

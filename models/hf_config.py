@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import MAX_LAYERS, ModelConfig
+from .config import MAX_LAYERS, ModelConfig, MoeConfig
 from .rope_config import hf_rope
 from .settings import Settings
 from .weight import CheckpointError
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 _CLASSES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+_WITH_EXPERTS = ("mixtral", "qwen3_moe")
 _LAYER_KINDS = ("sliding_attention", "full_attention")
 _MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral configuration lacks the key altogether
 
@@ -38,7 +41,7 @@ def hf_config(config: Settings, has_head: bool) -> ModelConfig:
         CheckpointError: an unsupported architecture or feature, or a key missing or out of range.
     """
     architecture = _architecture(config)
-    _refuse_unsupported(config)
+    _refuse_unsupported(config, architecture)
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -64,8 +67,9 @@ def hf_config(config: Settings, has_head: bool) -> ModelConfig:
         rope=rope,
         tie_embeddings=config.boolean("tie_word_embeddings", False) or not has_head,
         attention_bias=architecture == "qwen2" or config.boolean("attention_bias", False),
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in ("qwen3", "qwen3_moe"),
         windows=_windows(config, architecture, layers),
+        moe=_moe(config, architecture, layers),
     )
 
 
@@ -81,14 +85,33 @@ def _architecture(config: Settings) -> str:
     )
 
 
-def _refuse_unsupported(config: Settings) -> None:
-    for key in _EXPERT_KEYS:
+def _refuse_unsupported(config: Settings, architecture: str) -> None:
+    for key in _EXPERT_KEYS if architecture not in _WITH_EXPERTS else ():
         if config.has(key) and config.integer(key, least=0):
-            raise CheckpointError(
-                f"{config.source}: {key} is {config.get(key)}: mixture-of-experts models are not supported yet"
-            )
+            raise config.fail(key, f"0 in a {architecture} model; those with experts are {', '.join(_WITH_EXPERTS)}")
     if config.text("hidden_act", "silu") not in ("silu", "swish"):
         raise config.fail("hidden_act", "silu")
+
+
+def _moe(config: Settings, architecture: str, layers: int) -> MoeConfig | None:
+    """The experts, if there are any; what is left out has the value that transformers takes for it."""
+    if architecture not in _WITH_EXPERTS:
+        return None
+    mixtral = architecture == "mixtral"
+    default = 8 if mixtral else 128
+    count = config.integer("num_experts", config.integer("num_local_experts", default, least=0), least=0)
+    if not count:
+        return None
+    every, dense = config.integer("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise config.fail("mlp_only_layers", "a list of layers")
+    return MoeConfig(
+        num_experts=count,
+        top_k=config.integer("num_experts_per_tok", 2 if mixtral else 8, most=count),
+        intermediate_size=config.integer("intermediate_size" if mixtral else "moe_intermediate_size"),
+        normalise=mixtral or config.boolean("norm_topk_prob", False),
+        dense_layers=frozenset(layer for layer in range(layers) if (layer + 1) % every or layer in dense),
+    )
 
 
 def _windows(config: Settings, architecture: str, layers: int) -> tuple[int | None, ...]:
@@ -98,7 +121,7 @@ def _windows(config: Settings, architecture: str, layers: int) -> tuple[int | No
         return ()
     kinds = config.get("layer_types")
     if kinds is None:
-        first = config.integer("max_window_layers", 28, least=0) if architecture.startswith("qwen") else 0
+        first = config.integer("max_window_layers", 28, least=0) if architecture in ("qwen2", "qwen3") else 0
         slides = [layer >= first for layer in range(layers)]
     elif isinstance(kinds, list) and len(kinds) == layers and all(kind in _LAYER_KINDS for kind in kinds):
         slides = [kind == "sliding_attention" for kind in kinds]
@@ -108,8 +131,10 @@ def _windows(config: Settings, architecture: str, layers: int) -> tuple[int | No
 
 
 def _window(config: Settings, architecture: str) -> int | None:
-    if architecture == "llama" or (architecture != "mistral" and not config.boolean("use_sliding_window", False)):
+    switch = architecture.startswith("qwen")
+    if architecture == "llama" or (switch and not config.boolean("use_sliding_window", False)):
         return None
     if config.has("sliding_window"):
         return config.integer("sliding_window")
-    return _MISTRAL_WINDOW if f"{config.prefix}sliding_window" not in config.values else None
+    left_out = architecture == "mistral" and f"{config.prefix}sliding_window" not in config.values
+    return _MISTRAL_WINDOW if left_out else None

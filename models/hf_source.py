@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from .ggml_types import DENSE
-from .names import canonical_from_hf
+from .names import canonical_from_hf, of_expert
 from .safetensors import SafeTensor, SafetensorsFile, open_safetensors
 from .scheme import Module, Scheme
 from .source import StoredTensor
@@ -32,6 +33,7 @@ class SafetensorsSource:
         self._scheme = scheme
         self._nested = nested
         self._names: dict[str, str] = {}  # canonical -> the file's
+        self._dense: dict[str, SafeTensor] = {}  # those that are no module's, by canonical name
         self._modules: dict[str, Module] = {}  # the quantised ones, by canonical name
         self._stored: dict[str, StoredTensor] = {}
         self.tensors: Mapping[str, StoredTensor] = self._stored
@@ -43,12 +45,17 @@ class SafetensorsSource:
             raise
 
     def _by_stem(self) -> dict[str, dict[str, SafeTensor]]:
-        """Tensors by name without the last part, and by last part."""
+        """Tensors by name without the last part, and by last part; each expert's part of a tensor of all its own."""
         modules: dict[str, dict[str, SafeTensor]] = {}
         for name, (_, tensor) in self._found.items():
             stem, _, part = name.rpartition(".")
-            if not name.endswith(_IGNORED):
+            if name.endswith(_IGNORED):
+                continue
+            if "*" not in (known := canonical_from_hf(f"{stem}.weight")):
                 modules.setdefault(stem, {})[part] = tensor
+                continue
+            for expert, one in enumerate(_split(tensor)):
+                modules.setdefault(of_expert(known, expert).removesuffix(".weight"), {})[part] = one
         return modules
 
     def _add_module(self, stem: str, parts: dict[str, SafeTensor]) -> None:
@@ -61,10 +68,11 @@ class SafetensorsSource:
                 self._add(name, self._scheme.stored(module))
                 self._modules[name] = module
         for part, tensor in parts.items():
-            name = canonical_from_hf(tensor.name)
+            name = canonical_from_hf(f"{stem}.{part}" if stem else part)
             if not (quantised and part in self._scheme.parts) and self._counts(name):
                 problem = None if tensor.dtype in DENSE else f"has type {tensor.dtype}; supported: {', '.join(DENSE)}"
                 self._add(name, StoredTensor(tensor.name, tensor.shape, tensor.dtype, tensor.nbytes, problem=problem))
+                self._dense[name] = tensor
 
     def _counts(self, name: str) -> bool:
         """Whether a tensor of this canonical name may be the language model's."""
@@ -81,7 +89,7 @@ class SafetensorsSource:
         stored = self.tensors[name]
         if name in self._modules:
             return self._scheme.load(self._modules[name], stored)
-        return Weight(name, stored.shape, stored.kind, self._data(self._found[stored.file_name][1]))
+        return Weight(name, stored.shape, stored.kind, self._data(self._dense[name]))
 
     def _data(self, tensor: SafeTensor) -> NDArray[Any]:
         return self._found[tensor.name][0].data(tensor)
@@ -102,3 +110,11 @@ class SafetensorsSource:
     def close(self) -> None:
         for file in self._files():
             file.close()
+
+
+def _split(tensor: SafeTensor) -> Iterator[SafeTensor]:
+    """The parts of a tensor along its first dimension, under its own name."""
+    count, nbytes = (tensor.shape or (0,))[0], tensor.nbytes
+    for index in range(count):
+        place = tensor.offset + index * (nbytes // count)
+        yield replace(tensor, shape=tensor.shape[1:], offset=place, nbytes=nbytes // count)

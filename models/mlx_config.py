@@ -8,7 +8,7 @@ from typing import Any
 
 from .mlx_affine import BITS, GROUP_SIZES
 from .mlx_float import MODES
-from .names import canonical_from_hf
+from .names import canonical_from_hf, of_all_experts
 from .weight import CheckpointError
 
 
@@ -33,8 +33,9 @@ class MlxQuantization:
     overrides: Mapping[str, MlxForm]
 
     def of(self, name: str) -> MlxForm:
-        """The form of the weight ``name`` (canonical)."""
-        return self.overrides.get(name.removesuffix(".weight"), self.form)
+        """The form of the weight ``name`` (canonical); MLX gives one to all experts."""
+        module = name.removesuffix(".weight")
+        return self.overrides.get(module) or self.overrides.get(of_all_experts(module), self.form)
 
 
 def mlx_quantization(given: Mapping[str, Any], source: str) -> MlxQuantization:

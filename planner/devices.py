@@ -18,6 +18,8 @@ _CPU = {
 }
 _CUDA = {"Q3_K": 3.5625, "Q4_K": 4.625, "Q5_K": 5.625, "IQ4_XS": 4.3125}
 _MLX = {"Q4_0": 5, "Q4_1": 5, "Q4_K": 5, "Q5_0": 6, "Q5_1": 6, "Q5_K": 6, "Q8_0": 9, "F8_E4M3": 9}
+#: Of experts, whose matrices MLX multiplies in no form but its own.
+_MLX_EXPERTS = dict.fromkeys(("Q2_K", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS"), 9.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,12 @@ class Form:
     dense: float | None = None  # bytes of a value of dense tensors, quantised ones among ``all_dense``
     all_dense: bool = False
     bits: Mapping[str, float] | None = None  # of a weight, by the type in the file
+    expert_bits: Mapping[str, float] | None = None  # of an expert's, where it differs
 
 
 FORMS: dict[str, Form] = {
     "any": Form(),
-    "mlx": Form(dense=2, bits=_MLX),
+    "mlx": Form(dense=2, bits=_MLX, expert_bits=_MLX_EXPERTS),
     "mlx-linux": Form("f32", dense=4, all_dense=True),
     "cuda": Form("bf16", dense=2, bits=_CUDA),
     "cpu": Form("f32", bits=_CPU),
@@ -59,7 +62,8 @@ def held_bytes(part: Part, device: str) -> float:
         return _on_cpu(part)
     if part.kind in DENSE or part.role == "vector":
         return part.nbytes if form.dense is None else part.elements * form.dense
-    bits = (form.bits or {}).get(part.kind)
+    bits = (form.expert_bits or {}).get(part.kind) if part.expert else None
+    bits = bits or (form.bits or {}).get(part.kind)
     return part.nbytes if bits is None else part.elements * bits / 8
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.memory import LayerCache
-from ..models.config import MAX_LAYERS, ModelConfig
+from ..models.config import MAX_LAYERS, ModelConfig, MoeConfig
 from ..models.hf_config import text_part
 from ..models.settings import Settings
 from .architectures import layer_kinds, state_bytes, window
@@ -44,8 +44,9 @@ def shape_from_config(config: Mapping[str, Any], source: str, weights: Weights |
         raise keys.fail("layer_types", str(error)) from None
     elements, state = _elements(keys), state_bytes(inner)
     layers = tuple(_layer(kind, elements, tokens, state) for kind in kinds)
-    model = _decoder(keys, num_layers)
     experts = _experts(keys, num_layers)
+    moe = MoeConfig(experts.count, experts.used, experts.width) if experts.count else None
+    model = replace(_decoder(keys, num_layers), moe=moe)
     found = weights or _reckoned(keys, model, experts)
     return ModelShape(
         name=str(config.get("_name_or_path") or source),
@@ -105,9 +106,10 @@ def _experts(keys: Settings, num_layers: int) -> Experts:
     width = keys.integer("moe_intermediate_size", keys.integer("intermediate_size", 1))
     shared = keys.integer("n_shared_experts", 0, least=0) * width
     shared = keys.integer("shared_expert_intermediate_size", shared, least=0)
-    layers = num_layers - keys.integer("first_k_dense_replace", 0, least=0)
+    dense = set(range(keys.integer("first_k_dense_replace", 0, least=0))).union(keys.get("mlp_only_layers") or ())
     every = keys.integer("decoder_sparse_step", 1)
-    return Experts(count, min(used, count), layers // every, width, shared)
+    layers = sum((layer + 1) % every == 0 and layer not in dense for layer in range(num_layers))
+    return Experts(count, min(used, count), layers, width, shared)
 
 
 def _reckoned(keys: Settings, model: ModelConfig, experts: Experts) -> Weights:

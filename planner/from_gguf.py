@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
 from ..core.memory import LayerCache
-from ..models.config import MAX_LAYERS, ModelConfig
+from ..models.config import MAX_LAYERS, ModelConfig, MoeConfig
 from ..models.gguf import GgufFile, GgufTensor
 from ..models.settings import Settings
 from .architectures import PATTERNS
 from .shape import ModelShape, Part, Weights, sum_weights
+
+#: Tensors of all experts, or of one.
+_EXPERT = re.compile(r"ffn_\w+(_exps|\.\d+)\.")
 
 
 def shape_from_gguf(files: Sequence[GgufFile]) -> ModelShape:
@@ -101,11 +105,12 @@ def _decoder(keys: Settings, tensors: dict[str, GgufTensor], num_layers: int) ->
     heads = max(_per_layer(keys, "attention.head_count", num_layers, 1))
     embedding = tensors.get("token_embd.weight")
     forward = keys.integer("expert_feed_forward_length", 4 * hidden)
+    inner = max(_per_layer(keys, "feed_forward_length", num_layers, forward)) or forward
     return ModelConfig(
         architecture=keys.prefix.removesuffix("."),
         vocab_size=embedding.shape[0] if embedding else 32000,
         hidden_size=hidden,
-        intermediate_size=max(_per_layer(keys, "feed_forward_length", num_layers, forward)) or forward,
+        intermediate_size=inner,
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=max(_per_layer(keys, "attention.head_count_kv", num_layers, heads)),
@@ -113,13 +118,20 @@ def _decoder(keys: Settings, tensors: dict[str, GgufTensor], num_layers: int) ->
         max_position=keys.integer("context_length", 4096),
         rms_norm_eps=1e-6,
         tie_embeddings="output.weight" not in tensors,
+        moe=_moe(keys, inner),
     )
+
+
+def _moe(keys: Settings, inner: int) -> MoeConfig | None:
+    """As far as work memory depends on it; ``inner``: the width of a plain feed-forward part."""
+    count, used = (keys.integer(key, 0, least=0) for key in ("expert_count", "expert_used_count"))
+    return MoeConfig(count, used, keys.integer("expert_feed_forward_length", inner)) if count and used else None
 
 
 def _weights(keys: Settings, tensors: Iterable[GgufTensor], tied: bool) -> Weights:
     count, used = (keys.integer(key, 0, least=0) for key in ("expert_count", "expert_used_count"))
     parts = (
-        Part(t.type.name, prod(t.shape), t.nbytes, _role(t.name, len(t.shape), tied), "_exps." in t.name)
+        Part(t.type.name, prod(t.shape), t.nbytes, _role(t.name, len(t.shape), tied), bool(_EXPERT.search(t.name)))
         for t in tensors
     )
     return sum_weights(parts, count, used, "the file's table of tensors")

@@ -18,7 +18,7 @@ from .from_gguf import shape_from_gguf
 from .shape import ModelShape, Part, Weights, sum_weights
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+?(?::[\w.-]+)?")
-_EXPERT = re.compile(r"\.experts\.")
+_EXPERT = re.compile(r"\.(experts|switch_mlp)\.")
 #: Tensors that belong to a quantised weight and are none themselves.
 _BESIDE = frozenset(
     ("qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx", "weight_shape")

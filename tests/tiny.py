@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.bench import mlx_folder
-from bireme.models.config import ModelConfig, RopeConfig
-from bireme.models.names import expected_shapes, gguf_from_canonical
+from bireme.models.config import ModelConfig, MoeConfig, RopeConfig
+from bireme.models.names import expected_shapes, expert_of, gguf_from_canonical, of_all_experts, of_expert
 from bireme.models.weight import Checkpoint
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
@@ -26,6 +26,14 @@ Stored = tuple[str, NDArray[Any]]  # safetensors type name, array (BF16 as uint1
 def golden() -> dict[str, dict[str, Any]]:
     """Per model: ``prompt_ids``, ``last_logits_first8``, ``greedy`` (ids that follow) and ``tol``."""
     return json.loads((GOLDEN / "golden.json").read_text())
+
+
+#: Experts of the architectures that have them; Qwen3-MoE's first layer has none.
+MIXTURES = {
+    "mixtral": MoeConfig(4, 2, 96),
+    "qwen3_moe": MoeConfig(4, 2, 64, dense_layers=frozenset((0,))),
+}
+_GGUF_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 
 
 def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
@@ -41,7 +49,8 @@ def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
         "max_position": 512,
         "rms_norm_eps": 1e-5,
         "attention_bias": architecture == "qwen2",
-        "qk_norm": architecture == "qwen3",
+        "qk_norm": architecture in ("qwen3", "qwen3_moe"),
+        "moe": MIXTURES.get(architecture),
     }
     return ModelConfig(architecture=architecture, **(values | changes))
 
@@ -92,7 +101,7 @@ def write_gguf(
     ``split``: tensors per shard, 0 for one file; ``edit`` adds metadata; ``extra``: further tensors by GGUF name.
     Returns the path of the file or of the first shard.
     """
-    arch = "llama" if config.architecture == "mistral" else config.architecture
+    arch = _GGUF_ARCHITECTURES.get(config.architecture, config.architecture)
     writer = gguf.GGUFWriter(str(path), arch, split_max_tensors=split)
     if alignment is not None:
         writer.add_custom_alignment(alignment)
@@ -105,7 +114,12 @@ def write_gguf(
             values = interleave_rows(values, config.num_heads)
         if arch == "llama" and ".k_proj." in name:
             values = interleave_rows(values, config.num_kv_heads)
-        kind = gguf.GGMLQuantizationType[type_of(name) if values.ndim == 2 else "F32"]
+        if config.moe is not None and expert_of(name) is not None:
+            if expert_of(name):
+                continue  # the first expert's place is that of all
+            every = of_all_experts(name)
+            values = np.stack([weights[of_expert(every, expert)] for expert in range(config.moe.num_experts)])
+        kind = gguf.GGMLQuantizationType[type_of(name) if values.ndim > 1 else "F32"]
         stored = gguf.quants.quantize(np.ascontiguousarray(values), kind)
         writer.add_tensor(gguf_from_canonical(name), stored, raw_dtype=kind)
     writer.write_header_to_file()
@@ -125,6 +139,10 @@ def _add_metadata(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
+    if config.moe is not None:
+        writer.add_expert_count(config.moe.num_experts)
+        writer.add_expert_used_count(config.moe.top_k)
+        writer.add_expert_feed_forward_length(config.moe.intermediate_size)
     if config.head_dim * config.num_heads != config.hidden_size:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -211,10 +229,28 @@ def forward(checkpoint: Checkpoint, ids: Sequence[int]) -> Floats:
         }
         x = x + _attention(config, layer, part, _norm(x, part["input_layernorm.weight"], config.rms_norm_eps))
         y = _norm(x, part["post_attention_layernorm.weight"], config.rms_norm_eps)
-        gate, up = y @ part["mlp.gate_proj.weight"].T, y @ part["mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ part["mlp.down_proj.weight"].T
+        x = x + (_gated(part, "mlp", y) if config.experts(layer) is None else _mixed(config.experts(layer), part, y))
     head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
     return _norm(x, weights["model.norm.weight"], config.rms_norm_eps) @ head.T
+
+
+def _gated(part: Mapping[str, Floats], module: str, y: Floats) -> Floats:
+    gate, up = y @ part[f"{module}.gate_proj.weight"].T, y @ part[f"{module}.up_proj.weight"].T
+    return (gate / (1 + np.exp(-gate)) * up) @ part[f"{module}.down_proj.weight"].T
+
+
+def _mixed(moe: MoeConfig | None, part: Mapping[str, Floats], y: Floats) -> Floats:
+    """Each token by itself through the experts that it is sent to."""
+    assert moe is not None
+    out = np.zeros_like(y)
+    for token, logits in enumerate(y @ part["mlp.gate.weight"].T):
+        shares = np.exp(logits - logits.max())
+        shares /= shares.sum()
+        chosen = np.argsort(-logits, kind="stable")[: moe.top_k]
+        total = shares[chosen].sum() if moe.normalise else 1.0
+        for expert in chosen:
+            out[token] += shares[expert] / total * _gated(part, f"mlp.experts.{expert}", y[token])
+    return out
 
 
 def greedy(checkpoint: Checkpoint, ids: Sequence[int], count: int) -> list[int]:

@@ -42,7 +42,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 24, "head_dim": 16}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "mlp_only_layers": [1],
+        }
+        | {"norm_topk_prob": True},
+    ),
 }
+#: Those with experts.
+MIXTURES = ("mixtral", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -70,8 +84,8 @@ def make_tiny(name: str, folder: Path) -> TinyModel:
     with torch.no_grad():
         for parameter in dict(model.named_parameters()).values():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 2:
-                parameter.copy_(noise * parameter.shape[1] ** -0.5 * 1.5)
+            if parameter.ndim >= 2:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5 * 1.5)
             elif parameter.mean() == 1:  # a norm
                 parameter.copy_(1 + 0.1 * noise)
             else:
@@ -92,7 +106,7 @@ def _tokenizer_json() -> dict[str, Any]:
 def write_gguf(model: Any, architecture: str, path: Path) -> None:
     """All tensors as F32, in llama.cpp's names and, for the llama architecture, its order of q and k rows."""
     config = model.config
-    arch = "llama" if architecture == "mistral" else architecture
+    arch = "llama" if architecture in ("mistral", "mixtral") else architecture
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_context_length(config.max_position_embeddings)
@@ -108,6 +122,11 @@ def write_gguf(model: Any, architecture: str, path: Path) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "num_experts", 0):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if getattr(config, "moe_intermediate_size", None):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     _write_rope(writer, config.rope_parameters, head_dim)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -124,11 +143,23 @@ def write_gguf(model: Any, architecture: str, path: Path) -> None:
         part = name.split(".")[-2]
         if arch == "llama" and part in heads:
             values = permute(values, heads[part])
-        writer.add_tensor(gguf_from_canonical(name), np.ascontiguousarray(values))
+        for one, matrix in _experts(name, values):
+            writer.add_tensor(gguf_from_canonical(one), np.ascontiguousarray(matrix))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _experts(name: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """transformers' stacked experts as GGUF has them, gate and up apart; any other tensor as it is."""
+    stem, _, part = name.rpartition(".")
+    if part == "down_proj":
+        return [(f"{stem}.0.down_proj.weight", values)]
+    if part != "gate_up_proj":
+        return [(name, values)]
+    halves = zip(("gate_proj", "up_proj"), np.split(values, 2, axis=1), strict=True)
+    return [(f"{stem}.0.{half}.weight", matrix) for half, matrix in halves]
 
 
 def _write_rope(writer: gguf.GGUFWriter, rope: dict[str, Any], head_dim: int) -> None:

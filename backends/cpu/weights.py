@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...models.dequant import take_rows
 from ...models.ggml_types import DENSE
-from ...models.weight import Checkpoint, Progress, Weight
+from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
 from ..cuda.weights import DenseLoader, Embedding, Linear
 from .qembedding import QuantizedEmbedding
 from .qlinear import QuantizedLinear
@@ -63,6 +63,12 @@ class QuantizedLoader(DenseLoader):
             self.count(weight)
         self.nbytes += layer.nbytes - (0 if bias is None else bias.nbytes)  # the bias is counted already
         return layer if order is None else ReorderedLinear(layer, torch.from_numpy(order))
+
+    def experts(self, names: Sequence[str]) -> NoReturn:
+        raise CheckpointError(
+            f"{self.checkpoint.name} is a mixture of experts, which the CPU's fast road can't run yet; use "
+            "--cpu-precision exact"
+        )
 
     def embedding(self, name: str) -> Embedding:
         weight = self.checkpoint.weight(name + ".weight")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...core.step import StepBatch
 from ...models.config import ModelConfig
 from ...models.decoder import Layer
+from .experts import Experts, route
 from .kv import KVPool
 from .rope import RopeTable, rotate
 from .step import Group, TorchStep
@@ -86,6 +87,9 @@ class TorchOps:
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def moe(self, x: torch.Tensor, router: Linear, experts: Experts, top_k: int, normalise: bool) -> torch.Tensor:
+        return experts(x, *route(router(x), top_k, normalise), self.swiglu)
 
     def take_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return x[index]

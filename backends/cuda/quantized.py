@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 
-from ...models.weight import Checkpoint, Progress
+from ...models.weight import Checkpoint, CheckpointError, Progress
 from .kernels import quantized
 from .plane_form import Planes
 from .planes import has_planes, planes
@@ -93,6 +94,12 @@ class PlanarLoader(DenseLoader):
             return super().linear(*names)
         bias = self.bias(names, [weight.shape[0] for weight in weights])
         return QuantizedLinear([self._take(name) for name in names], bias)
+
+    def experts(self, names: Sequence[str]) -> NoReturn:
+        raise CheckpointError(
+            f"{self.checkpoint.name} is a mixture of experts, which a GPU's kernels can't run yet; use --device cpu "
+            "--cpu-precision exact"
+        )
 
     def embedding(self, name: str) -> Embedding:
         weight = self.checkpoint.weight(name + ".weight")

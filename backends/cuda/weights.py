@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ...models.decoder import WeightLoader
 from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
+from .experts import DenseExperts, Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,20 @@ class DenseLoader:
         out = self._empty(*weight.shape)
         out.copy_(self._decode(weight))
         return out
+
+    def router(self, name: str) -> Linear:
+        return DenseLinear(self.norm(name))
+
+    def experts(self, names: Sequence[str]) -> Experts:
+        first = self.checkpoint.stored(names[0] + "gate_proj.weight")
+        inner, hidden = first.shape
+        gate_up = self._empty(len(names), 2 * inner, hidden)
+        down = self._empty(len(names), hidden, inner)
+        for name, both, back in zip(names, gate_up, down, strict=True):
+            both[:inner] = self._decode(self.checkpoint.weight(name + "gate_proj.weight"))
+            both[inner:] = self._decode(self.checkpoint.weight(name + "up_proj.weight"))
+            back.copy_(self._decode(self.checkpoint.weight(name + "down_proj.weight")))
+        return DenseExperts(gate_up, down)
 
     def weights(self, names: tuple[str, ...]) -> list[Weight]:
         """The matrices ``names``, which must agree in width."""

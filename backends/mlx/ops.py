@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...models.config import ModelConfig
 from ...models.decoder import Layer
 from . import cpu
+from .experts import Experts, route
 from .kv import KVPool
 from .library import Array, mx, on_metal
 from .linear import DenseLinear, Embedding, Linear
@@ -95,6 +96,9 @@ class MlxOps:
     def swiglu(self, gate_up: Array) -> Array:
         gate, up = mx.split(gate_up, 2, axis=-1)
         return self._swiglu(gate, up)
+
+    def moe(self, x: Array, router: Linear, experts: Experts, top_k: int, normalise: bool) -> Array:
+        return experts(x, *route(self.linear(x, router), top_k, normalise), self.swiglu)
 
     def take_rows(self, x: Array, index: Array) -> Array:
         return x[index]

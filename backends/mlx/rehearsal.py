@@ -53,11 +53,12 @@ def largest_step(model: ModelConfig, engine: EngineConfig) -> StepBatch:
 
 
 def few_layers(decoder: Decoder) -> Decoder:
-    """``decoder`` with LAYERS of its layers, and one of each window."""
+    """``decoder`` with LAYERS of its layers, and one of each window and each kind of feed-forward part."""
     every, count = decoder.layers, len(decoder.layers)
     if count <= LAYERS:
         return decoder
-    chosen = {each.index: each for each in {each.window: each for each in every}.values()}
+    kinds = {(each.window, type(each.mlp)): each for each in every}
+    chosen = {each.index: each for each in kinds.values()}
     chosen |= {each.index: each for each in (every[n * (count - 1) // (LAYERS - 1)] for n in range(LAYERS))}
     short = copy.copy(decoder)
     short.layers = tuple(chosen[index] for index in sorted(chosen))
@@ -84,7 +85,10 @@ def _operations(model: ModelConfig, engine: EngineConfig) -> int:
     """Multiplications and additions of the largest step, as far as it is run."""
     attention = model.num_heads * model.head_dim
     matrices = model.hidden_size * (2 * attention + 2 * model.num_kv_heads * model.head_dim)
-    matrices += 3 * model.hidden_size * model.intermediate_size
+    inner = model.intermediate_size
+    if model.moe is not None:
+        inner = max(inner, model.moe.top_k * model.moe.intermediate_size)
+    matrices += 3 * model.hidden_size * inner
     tokens, layers = engine.max_num_batched_tokens, min(model.num_layers, LAYERS)
     head = engine.max_num_seqs * model.hidden_size * model.vocab_size
     return 2 * (tokens * layers * (matrices + 2 * attention * longest_context(model, engine)) + head)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,11 @@ import numpy as np
 from ...models.dequant import dequantize
 from ...models.ggml_types import DENSE
 from ...models.mlx_float import MODE_OF
+from ...models.moe import ROUTER
+from ...models.names import expert_of
 from ...models.source import StoredTensor
 from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
+from .experts import DenseStack, Experts, QuantizedStack, Stack
 from .library import Array, mx
 from .linear import (
     DenseEmbedding,
@@ -74,12 +77,50 @@ class MlxLoader:
             return replace(parts[0], bias=bias)
         return StackedLinear(parts, bias)
 
+    def experts(self, names: Sequence[str]) -> Experts:
+        gate, up, down = ([name + part for name in names] for part in ("gate_proj", "up_proj", "down_proj"))
+        alike = self._expert_packing(self._weight(gate[0])) == self._expert_packing(self._weight(up[0]))
+        gate_up = [self._experts(gate, up)] if alike else [self._experts(gate), self._experts(up)]
+        return Experts(gate_up, self._experts(down))
+
+    def _experts(self, *columns: Sequence[str]) -> Stack:
+        """The matrices of each expert in one array; several of one expert are stacked along their rows."""
+        packing = self._expert_packing(self._weight(columns[0][0]))
+        found = ([self._weight(name) for name in names] for names in zip(*columns, strict=True))
+        if packing is None:
+            dense = [_join([self._dense(weight, self.dtype) for weight in weights]) for weights in found]
+            return DenseStack(self._keep(mx.stack(dense)))
+        words: list[Array] = []
+        scales: list[Array] = []
+        biases: list[Array | None] = []
+        for weights in found:
+            parts = [self._quantized(weight) for weight in weights]
+            for stack, values in zip((words, scales, biases), zip(*parts, strict=True), strict=True):
+                stack.append(_join(list(values)))
+        return QuantizedStack(
+            self._keep(mx.stack(words)),
+            self._keep(mx.stack(scales)),
+            None if biases[0] is None else self._keep(mx.stack(biases)),
+            packing,
+        )
+
+    def _expert_packing(self, weight: Weight | StoredTensor) -> Packing | None:
+        """How an expert's matrix is held; there is no gathered product over GGUF's own blocks."""
+        packing = self.packing(weight)
+        return REQUANTISED if packing is not None and packing.mode in BLOCK_TYPES else packing
+
+    def _weight(self, name: str) -> Weight:
+        return self.checkpoint.weight(name + ".weight")
+
     def embedding(self, name: str) -> Embedding:
         table = self.linear(name)
         self._tables[name] = table
         if isinstance(table, BlockLinear):
             return BlockEmbedding(table, self.dtype)
         return QuantizedEmbedding(table) if isinstance(table, QuantizedLinear) else DenseEmbedding(_matrix(table))
+
+    def router(self, name: str) -> Linear:
+        return DenseLinear(self._keep(self._dense(self.checkpoint.weight(name + ".weight"), self.dtype)))
 
     def norm(self, name: str) -> Array:
         return self._keep(self._dense(self.checkpoint.weight(name + ".weight"), self._norm_dtype))
@@ -92,7 +133,9 @@ class MlxLoader:
         elements = int(np.prod(stored.shape, dtype=np.int64))
         if len(stored.shape) == 1:
             return elements * int((self.dtype if name.endswith(".bias") else self._norm_dtype).size)
-        packing = self.packing(stored)
+        if name.endswith(ROUTER + ".weight"):
+            return elements * int(self.dtype.size)
+        packing = self.packing(stored) if expert_of(name) is None else self._expert_packing(stored)
         if packing is None:
             return elements * int(self.dtype.size)
         if packing.mode != "affine":

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from steps import LogitTap
-from tiny_models import VARIANTS, VOCAB
+from tiny_models import MIXTURES, VARIANTS, VOCAB
 
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.decoder import Decoder
@@ -30,7 +30,7 @@ def test_logits_equal_transformers(tiny, drive, name, kind):
         np.testing.assert_allclose(tap.logits[-1][0], wanted[length - 1], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama_tied", "mistral", "qwen2", "qwen3", *MIXTURES])
 def test_greedy_decoding_equals_transformers(tiny, drive, name):
     model, driver = tiny(name), drive(tiny(name).folder)
     ids = IDS[:20]
@@ -40,7 +40,7 @@ def test_greedy_decoding_equals_transformers(tiny, drive, name):
     assert driver.generate([driver.add(ids)], 24) == [wanted[20:]]
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen2", "qwen3", *MIXTURES])
 def test_every_tensor_is_read_once(tiny, name):
     """A tied head is read and held once; nothing that the checkpoint holds is left out."""
     config = open_checkpoint(tiny(name).gguf).config
@@ -50,7 +50,11 @@ def test_every_tensor_is_read_once(tiny, name):
         def linear(self, *names: str) -> None:
             asked.extend(f"{name}.weight" for name in names)
 
-        embedding = norm = linear
+        def experts(self, names: list[str]) -> None:
+            for name in names:
+                self.linear(f"{name}gate_proj", f"{name}up_proj", f"{name}down_proj")
+
+        embedding = norm = router = linear
 
     Decoder(config, Loader())
     shapes = {name for name in expected_shapes(config) if name.endswith(".weight")}

@@ -21,7 +21,7 @@ def read(architecture: str = "llama", has_head: bool = True, **changes: Any) -> 
     return hf_config(Settings({k: v for k, v in settings.items() if v is not ...}, "config.json"), has_head)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"])
 def test_architectures(architecture: str) -> None:
     assert read(architecture, sliding_window=None) == tiny_config(architecture)
     assert read(architecture, sliding_window=None, model_type=...) == tiny_config(architecture)
@@ -204,7 +204,7 @@ def test_yarn_without_truncation_is_refused() -> None:
 # refusals and nesting
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "qwen3_moe", "deepseek_v3", "mamba"])
+@pytest.mark.parametrize("model_type", ["gemma3", "gpt_oss", "deepseek_v3", "mamba"])
 def test_unsupported_architecture_is_named(model_type: str) -> None:
     with pytest.raises(CheckpointError, match=f"unsupported architecture {model_type} .*supported: llama"):
         read(model_type=model_type)
@@ -212,7 +212,7 @@ def test_unsupported_architecture_is_named(model_type: str) -> None:
 
 @pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts"])
 def test_experts_are_refused(key: str) -> None:
-    with pytest.raises(CheckpointError, match=f"{key} is 8: mixture-of-experts"):
+    with pytest.raises(CheckpointError, match=f"{key} is 8; wanted: 0 in a llama model; those with experts are"):
         read(**{key: 8})
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import tiny_config, write_gguf
 
 from bireme.core.config import EngineConfig
-from bireme.core.memory import kv_bytes_per_token, kv_element_bytes
+from bireme.core.memory import buffer_bytes, kv_bytes_per_token, kv_element_bytes
 from bireme.models.checkpoint import open_checkpoint
+from bireme.models.config import MoeConfig
 from bireme.models.ggml_types import BY_NAME
+from bireme.models.names import expected_shapes
 from bireme.models.weight import Weight
 from bireme.planner.devices import FORMS, held_bytes, held_on, work_bytes
 from bireme.planner.from_config import shape_from_config
@@ -143,6 +146,67 @@ def test_work_memory_is_that_of_the_backend(demo_model: Path) -> None:
     assert work_bytes(shape, "cpu", engine) == plan_host(checkpoint, engine, 4096, 4, 0).buffer_bytes
     assert work_bytes(shape, "mlx", engine) == memory.work_bytes(checkpoint.config, engine, 2)
     checkpoint.close()
+
+
+ON_MAC: dict[str, Any] = {"mlx_weights": "quantized", "mlx_dtype": "float16"}
+#: What a plan calls a device, the backend with its options, and the type of the matrices.
+MIXED = [
+    ("cpu-exact", "cpu", {"cpu_precision": "exact"}, "Q6_K"),
+    ("mlx-linux", "mlx", {"mlx_weights": "dense", "mlx_dtype": "float32"}, "Q6_K"),
+    ("mlx", "mlx", ON_MAC, "Q4_K"),
+    ("mlx", "mlx", ON_MAC, "Q8_0"),
+]
+
+
+@pytest.mark.parametrize(("planned", "device", "options", "kind"), MIXED, ids=[f"{row[0]}-{row[3]}" for row in MIXED])
+def test_the_plan_of_experts_is_what_each_backend_allocates(
+    planned: str, device: str, options: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    """E12 for experts."""
+    pytest.importorskip("mlx.core" if device == "mlx" else "torch", reason=f"needs {device}'s library")
+    from bireme.backends.options import BackendOptions
+    from bireme.backends.select import load_backend
+
+    path = write_zeros(tmp_path / "moe.gguf", kind)
+    shape, checkpoint = open_shape(str(path)), open_checkpoint(path)
+    plan = make_plan(shape, PlanRequest(concurrency=2, context=512, device=planned))
+    engine = EngineConfig(max_num_seqs=2, max_model_len=512, kv_cache_memory=1 << 20)
+    backend = load_backend(device, checkpoint, engine, BackendOptions(threads=1, **options))
+    try:
+        assert plan.weight_bytes == pytest.approx(backend.info.weight_bytes, rel=0.05)
+        assert shape.config is not None and shape.config.moe is not None and checkpoint.config.moe is not None
+        assert shape.config.moe.intermediate_size == checkpoint.config.moe.intermediate_size
+        assert work_bytes(shape, "cpu", engine) == buffer_bytes(checkpoint.config, 2048, 2)
+    finally:
+        backend.close()
+        checkpoint.close()
+
+
+def test_experts_in_blocks_of_gguf_take_nine_bits_on_mlx() -> None:
+    """There a matrix in such blocks has kernels of its own, and experts have none."""
+    part = Part("Q6_K", 1024, 840)
+    assert held_bytes(part, "mlx") == 840
+    assert held_bytes(replace(part, expert=True), "mlx") == 1024 * 9 / 8
+    assert held_bytes(replace(part, expert=True, kind="Q4_K"), "mlx") == 1024 * 5 / 8
+
+
+def write_zeros(path: Path, kind: str) -> Path:
+    """A file of experts whose matrices, the router apart, are zeros in ``kind``."""
+    import gguf
+
+    config = tiny_config("qwen3_moe", hidden_size=256, intermediate_size=256, vocab_size=64, num_heads=16)
+    config = replace(config, moe=MoeConfig(4, 2, 256, dense_layers=frozenset((0,))))
+    weights = {name: np.zeros(shape, np.float32) for name, shape in expected_shapes(config).items()}
+    quantize, form = gguf.quants.quantize, BY_NAME[kind]
+
+    def zeros(values: Any, wanted: Any) -> Any:
+        if wanted.name != kind:
+            return quantize(values, wanted)
+        return np.zeros((*values.shape[:-1], values.shape[-1] // form.block * form.size), np.uint8)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.quants, "quantize", zeros)  # gguf-py has no quantiser of K types
+        return write_gguf(path, config, weights, type_of=lambda name: "F32" if ".gate.weight" in name else kind)
 
 
 def test_int8_is_counted_as_the_engine_does() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from steps import Driver
 from tiny import random_weights, tiny_config, write_gguf
+from tiny_models import MIXTURES
 
 from bireme.backends.cuda.road import Road
 from bireme.backends.cuda.runner import TorchBackend
@@ -103,9 +104,13 @@ def agree(one, two) -> None:
     assert talk(two) == talk(one)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_tied", "llama_mha_dim24", "llama3_rope", "mistral", "qwen2", "qwen3"])
+ARCHITECTURES = ["llama", "llama_tied", "llama_mha_dim24", "llama3_rope", "mistral", "qwen2", "qwen3", *MIXTURES]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(tiny, both, name):
-    """Heads in groups and alone, windows, biases on the projections, norms on heads, a head that is the embedding."""
+    """Heads in groups and alone, windows, biases on the projections, norms on heads, a head that is the embedding,
+    experts."""
     one, two = both(tiny(name).folder)
     agree(one, two)
     assert two.info.ranks == 2 and one.info.ranks == 1

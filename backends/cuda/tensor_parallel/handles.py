@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from ....models.decoder import EMBEDDING, HEAD
+from ..experts import Activation, Experts
 from ..weights import Embedding, Linear, Loader
 from .ranks import Ranks
 from .shares import Shares
@@ -22,6 +24,19 @@ class SummedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.ranks.sum(self.part(x))
+
+
+@dataclass(frozen=True, slots=True)
+class SummedExperts:
+    """Experts whose inner columns are split: each rank weighs and adds what its parts make of ``x``."""
+
+    part: Experts
+    ranks: Ranks
+
+    def __call__(
+        self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, activate: Activation
+    ) -> torch.Tensor:
+        return self.ranks.sum(self.part(x, shares, chosen, activate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +94,10 @@ class ParallelLoader:
     def norm(self, name: str) -> torch.Tensor:
         found: torch.Tensor = self._inner.norm(name)
         return found
+
+    def router(self, name: str) -> Linear:
+        found: Linear = self._inner.router(name)
+        return found
+
+    def experts(self, names: Sequence[str]) -> SummedExperts:
+        return SummedExperts(self._inner.experts(names), self._ranks)

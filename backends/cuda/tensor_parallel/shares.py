@@ -3,7 +3,8 @@
 The projections into a layer's two halves (q, k, v; gate, up) are split by rows, those out of them (o, down) by columns,
 so that each half needs one sum over the ranks (Megatron-LM, arXiv:1909.08053). A rank's query heads come with the key
 and value heads that they read; with more ranks than those, several ranks hold the same one. Embedding and head are
-split by rows. Norms are whole everywhere; a bias behind a sum is rank 0's.
+split by rows. Each expert is split as a feed-forward part is; one sum serves all of a token's. Norms and routers are
+whole everywhere; a bias behind a sum is rank 0's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from ....models.config import ModelConfig
-from ....models.names import EMBEDDING, HEAD
+from ....models.names import EMBEDDING, HEAD, expert_of
 from ....models.source import StoredTensor
 from ....models.weight import Checkpoint
 from .slices import grain
@@ -34,25 +35,26 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How ``config``'s tensors are dealt out to ``size`` ranks; ``unit`` columns of the feed-forward stay together."""
+    """How ``config``'s tensors are dealt out to ``size`` ranks; ``unit`` columns of the feed-forward stay together, and
+    ``expert_unit`` of an expert's."""
 
     config: ModelConfig
     size: int
     unit: int = 1
+    expert_unit: int = 1
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, size: int) -> Shares:
         """Raises ValueError, with the numbers and the sizes that work, where a model can't be split so."""
-        config, unit = checkpoint.config, _unit(checkpoint)
-        problem = _problem(config, unit, size)
+        config, units = checkpoint.config, (_unit(checkpoint, experts=False), _unit(checkpoint, experts=True))
+        problem = _problem(config, units, size)
         if problem is not None:
-            known = [n for n in range(1, config.num_heads + 1) if _problem(config, unit, n) is None]
+            known = [n for n in range(1, config.num_heads + 1) if _problem(config, units, n) is None]
             raise ValueError(
                 f"tensor_parallel is {size}, and {checkpoint.name} {problem}; it can be {', '.join(map(str, known))}"
             )
-        wide = math.lcm(unit, _TILE)
-        even = config.intermediate_size % wide == 0 and config.intermediate_size // wide >= size
-        return cls(config, size, wide if even else unit)
+        whole = (_widened(width, unit, size) for width, unit in zip(_widths(config), units, strict=True))
+        return cls(config, size, *whole)
 
     def heads(self, rank: int) -> Span:
         each = self.config.num_heads // self.size
@@ -65,8 +67,15 @@ class Shares:
 
     def inner(self, rank: int) -> Span:
         """Columns of the feed-forward: as even as whole units allow."""
-        units = self.config.intermediate_size // self.unit
-        start, stop = (self.unit * -(-units * place // self.size) for place in (rank, rank + 1))
+        return self._columns(self.config.intermediate_size, self.unit, rank)
+
+    def expert_inner(self, rank: int) -> Span:
+        """Columns of an expert's feed-forward."""
+        return self._columns(_widths(self.config)[1], self.expert_unit, rank)
+
+    def _columns(self, width: int, unit: int, rank: int) -> Span:
+        units = width // unit
+        start, stop = (unit * -(-units * place // self.size) for place in (rank, rank + 1))
         return start, stop
 
     @property
@@ -83,7 +92,13 @@ class Shares:
         heads, kv_heads, inner = (
             stop - start for start, stop in (self.heads(rank), self.kv_heads(rank), self.inner(rank))
         )
-        return dataclasses.replace(self.config, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=inner)
+        moe = self.config.moe
+        if moe is not None:
+            start, stop = self.expert_inner(rank)
+            moe = dataclasses.replace(moe, intermediate_size=stop - start)
+        return dataclasses.replace(
+            self.config, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=inner, moe=moe
+        )
 
     def cut(self, name: str, rank: int) -> Cut | None:
         """The part of the tensor ``name`` that a rank holds; None: all of it."""
@@ -94,14 +109,15 @@ class Shares:
         if module in ("q_proj", "k_proj", "v_proj"):
             start, stop = self.heads(rank) if module == "q_proj" else self.kv_heads(rank)
             return Cut(ROWS, (start * dim, stop * dim))
+        inner = self.inner if expert_of(name) is None else self.expert_inner
         if module in ("gate_proj", "up_proj"):
-            return Cut(ROWS, self.inner(rank))
+            return Cut(ROWS, inner(rank))
         if module not in ("o_proj", "down_proj"):
             return None
         if part == "bias":
             return Cut(FIRST)
         start, stop = self.heads(rank)
-        return Cut(COLUMNS, (start * dim, stop * dim) if module == "o_proj" else self.inner(rank))
+        return Cut(COLUMNS, (start * dim, stop * dim) if module == "o_proj" else inner(rank))
 
 
 def grain_of(stored: StoredTensor) -> int:
@@ -109,20 +125,32 @@ def grain_of(stored: StoredTensor) -> int:
     return grain(stored.kind, stored.shape[1], stored.group_size, stored.ordered)
 
 
-def _unit(checkpoint: Checkpoint) -> int:
+def _widths(config: ModelConfig) -> tuple[int, int]:
+    """Columns of a feed-forward part, and of an expert's."""
+    return config.intermediate_size, config.intermediate_size if config.moe is None else config.moe.intermediate_size
+
+
+def _unit(checkpoint: Checkpoint, experts: bool) -> int:
     """Columns of the feed-forward that no cut may part, so that all layers' matrices stay quantised."""
-    names = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(checkpoint.config.num_layers))
-    found = {grain_of(checkpoint.stored(name)) for name in names}
+    names = (name for name in checkpoint.names() if name.endswith("down_proj.weight"))
+    found = {grain_of(checkpoint.stored(name)) for name in names if (expert_of(name) is not None) == experts}
     return math.lcm(*(unit for unit in found if unit))
 
 
-def _problem(config: ModelConfig, unit: int, size: int) -> str | None:
+def _widened(width: int, unit: int, size: int) -> int:
+    """``unit``, or the multiple of it that is whole tiles too, where ranks can be dealt those."""
+    wide = math.lcm(unit, _TILE)
+    return wide if width % wide == 0 and width // wide >= size else unit
+
+
+def _problem(config: ModelConfig, units: tuple[int, int], size: int) -> str | None:
     """Why ``size`` ranks can't share the model."""
-    heads, kv_heads, inner = config.num_heads, config.num_kv_heads, config.intermediate_size
+    heads, kv_heads = config.num_heads, config.num_kv_heads
     if heads % size:
         return f"has {heads} attention heads, which {size} devices can't share evenly"
     if kv_heads % size and size % kv_heads:
         return f"has {kv_heads} key-value heads, which {size} devices can neither share evenly nor repeat evenly"
-    if inner // unit < size:
-        return f"has {inner // unit} blocks of {unit} columns in its feed-forward ({inner}), too few for {size} devices"
+    for inner, unit, what in zip(_widths(config), units, ("its feed-forward", "each expert"), strict=True):
+        if inner // unit < size:
+            return f"has {inner // unit} blocks of {unit} columns in {what} ({inner}), too few for {size} devices"
     return None
