@@ -26,9 +26,11 @@ from pathlib import Path
 
 from ..models.hub import resolve
 from .arrivals import schedule
+from .ask import Prompt, Session, Target
+from .closed_level import closed_level
 from .http import start_paced
 from .level import Load, summarise
-from .load import Prompt, Session, Target, closed_samples, open_samples
+from .load import open_samples
 from .machine import describe, line
 from .other_tools import FIGURES, TOOLS, Figures, Job, our_figures
 from .serve import word_source
@@ -123,11 +125,10 @@ def _compare(target: Target, job: Job, tools: dict[str, str], rounds: int) -> li
 
 
 def _ours(target: Target, job: Job) -> Figures:
-    sessions = [Session((prompt,)) for prompt in job.prompts]
     if job.due is None:
         assert job.users is not None
-        samples = asyncio.run(closed_samples(target, sessions, job.users))
-        return our_figures(summarise(samples, Load("closed", job.users, None)))
+        return our_figures(closed_level(target, job.prompts, job.users))
+    sessions = [Session((prompt,)) for prompt in job.prompts]
     samples = asyncio.run(open_samples(target, sessions, job.due))
     return our_figures(summarise(samples, Load("open", None, len(job.due) / job.due[-1])))
 

@@ -10,34 +10,8 @@ from typing import Any
 import httpx
 
 from .ask import Prompt, Sample, Session, Target, ask
-from .report import Report, report
-
-__all__ = (
-    "OnSample",
-    "Prompt",
-    "Report",
-    "Sample",
-    "Session",
-    "Target",
-    "ask",
-    "closed_loop",
-    "closed_samples",
-    "open_loop",
-    "open_samples",
-    "report",
-)
 
 OnSample = Callable[[Sample], None]
-
-
-async def closed_loop(target: Target, prompts: Sequence[Prompt], concurrency: int) -> Report:
-    """So many users, each sending its next request when its last one ended."""
-    return report(await closed_samples(target, [Session((prompt,)) for prompt in prompts], concurrency))
-
-
-async def open_loop(target: Target, prompts: Sequence[Prompt], due: Sequence[float]) -> Report:
-    """Request i starts ``due[i]`` seconds from now, however the server is doing."""
-    return report(await open_samples(target, [Session((prompt,)) for prompt in prompts], due))
 
 
 async def closed_samples(

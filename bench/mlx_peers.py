@@ -28,7 +28,9 @@ import httpx
 
 from ..models.hub import resolve
 from ..models.tokenizer import Tokenizer
-from .load import Prompt, Sample, Target, ask, closed_loop
+from .ask import Prompt, Sample, Target, ask
+from .closed_level import closed_level
+from .level import Level
 from .machine import describe, line
 from .mlx_folder import float32_folder
 from .servers import Server, start_bireme, start_mlx_lm
@@ -79,15 +81,10 @@ class Bench:
         prompts = [self.distinct(self.asked.prompt_tokens, self.asked.output_tokens) for _ in range(count)]
         for server in self.servers:
             with server.awake() as target:
-                report = asyncio.run(closed_loop(target, prompts, concurrency))
-            self.note(
-                f"tokens out, {concurrency} at once",
-                server,
-                report.output_tokens_per_second,
-                "tok/s",
-                report.failed_line(),
-            )
-            self.note(f"TTFT p50, {concurrency} at once", server, report.ttft["p50"], "s")
+                level = closed_level(target, prompts, concurrency)
+            rate, failed = level.output_throughput, level.failed_line()
+            self.note(f"tokens out, {concurrency} at once", server, rate, "tok/s", failed)
+            self.note(f"TTFT p50, {concurrency} at once", server, _ttft(level), "s")
 
     def while_a_long_prompt_is_read(self) -> None:
         long, short = self.distinct(self.asked.long_tokens, 2), self.distinct(20, 4)
@@ -101,20 +98,21 @@ class Bench:
         prompts = [self.text(ids, 4) for ids in self.maker.shared(self.asked.prefix_tokens, 20, 5)]
         for server in self.servers:
             with server.awake() as target:
-                asyncio.run(closed_loop(target, prompts[:1], 1))
-                report = asyncio.run(closed_loop(target, prompts[1:], 1))
-            self.note(
-                f"TTFT p50 after a repeated prefix of {self.asked.prefix_tokens} tokens",
-                server,
-                report.ttft["p50"],
-                "s",
-                report.failed_line(),
-            )
+                closed_level(target, prompts[:1], 1)
+                level = closed_level(target, prompts[1:], 1)
+            what = f"TTFT p50 after a repeated prefix of {self.asked.prefix_tokens} tokens"
+            self.note(what, server, _ttft(level), "s", level.failed_line())
 
     def note(self, what: str, server: Server, value: float | None, unit: str, failed: str = "") -> None:
         self.figures.append(Figure(what, server.label, value, unit, failed))
         shown = "n/a" if value is None else f"{value:.2f} {unit}"
         print(f"{what}, {server.label}: {shown} {failed}", file=sys.stderr, flush=True)
+
+
+def _ttft(level: Level) -> float | None:
+    """The median, in seconds."""
+    found = level.spreads["ttft"].percentiles[50]
+    return None if found is None else found / 1e3
 
 
 async def _overtake(target: Target, long: Prompt, short: Prompt) -> tuple[float | None, float | None]:
@@ -145,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bench = Bench(servers, load_tokenizer(folder), asked)
             for server in servers:
                 with server.awake() as target:
-                    asyncio.run(closed_loop(target, [bench.distinct(30, 4)], 1))
+                    closed_level(target, [bench.distinct(30, 4)], 1)
             bench.run()
         finally:
             for server in servers:

@@ -16,8 +16,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
+from .ask import Prompt, Target
 from .level import Level
-from .load import Prompt, Target
 
 RATES = ("requests a second", "output tokens a second")
 LATENCIES = ("TTFT, ms", "TPOT, ms", "E2E, ms")
@@ -43,12 +43,12 @@ class Job:
 
     def columns(self) -> list[tuple[str, int, float | None]]:
         """(text, tokens to make, due) of each request."""
-        due = self.due or [None] * len(self.prompts)
+        due: Sequence[float | None] = self.due or [None] * len(self.prompts)
         return [(str(one.content), one.max_tokens, at) for one, at in zip(self.prompts, due, strict=True)]
 
 
 #: What guidellm's report calls RATES, and LATENCIES with how many milliseconds their unit is.
-_GUIDELLM = {
+_GUIDELLM: dict[str, float | None] = {
     "requests_per_second": None,
     "output_tokens_per_second": None,
     "time_to_first_token_ms": 1.0,

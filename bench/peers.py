@@ -5,15 +5,14 @@ core. Phases alternate, and each phase's prompts are new to every server. Reques
 fixed number of tokens out, in a closed loop: as token ids, or as text where a peer takes no ids.
 
 llama.cpp reads the same GGUF file, or one with its weights as Q4_0. ``mlx-lm`` (mlx_lm.server) and ``transformers``
-(`transformers serve --continuous-batching`, which needs the package accelerate) read a float32 folder that is made of
-it, and its end token is one that no answer holds. Everything goes into an HTML report, with each peer's ratios as the
-paired mode of `bireme bench serve` gives them.
+(`transformers serve --continuous-batching`) read a float32 folder that is made of it, and its end token is one that no
+answer holds. Everything goes into an HTML report, with each peer's ratios as the paired mode of `bireme bench serve`
+gives them.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
@@ -21,16 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ..models.hub import resolve
 from ..models.tokenizer import Tokenizer
-from .compare import Pair, pair_text
-from .level import Level, Load, summarise
-from .load import Prompt, Report, Session, closed_loop, closed_samples, report
-from .machine import describe, line
+from .ask import Prompt
+from .closed_level import closed_level
+from .machine import describe
 from .mlx_folder import float32_folder
 from .peers_page import peers_page
+from .peers_text import Measured, duration, markdown, paired
 from .requantise import requantised
 from .servers import Server, start_bireme, start_llama, start_mlx_lm, start_transformers
 from .text import PromptMaker, load_tokenizer
@@ -48,18 +46,6 @@ class Phase:
     concurrency: int
     prompts: tuple[Prompt, ...]
     warm: tuple[Prompt, ...] = ()  # asked before anything is measured
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one server gave in one phase."""
-
-    phase: str
-    concurrency: int
-    round: int
-    server: str
-    report: Report
-    level: Level | None = None  # the same requests, for the paired figures
 
 
 def main() -> int:
@@ -80,16 +66,17 @@ def main() -> int:
             for server in servers:
                 server.stop()
     commands = {server.label: " ".join(server.command[1:]) for server in servers}
-    print(markdown(machine, measured, memory, asked))
-    print("\n" + paired(measured))
+    ratios = paired(measured, OURS)
+    print(markdown(machine, measured, _titles(asked), memory, OURS))
+    print("\n" + ratios)
     about = {"machine": machine, "commands": commands, "memory_bytes": memory, "options": vars(asked)}
     if asked.json:
-        rows = [asdict(replace(row, level=None)) for row in measured]
+        rows = [asdict(row) | {"level": row.level.as_dict()} for row in measured]
         Path(asked.json).write_text(json.dumps(about | {"measured": rows}, indent=1, default=str), encoding="utf-8")
     if asked.html:
-        Path(asked.html).write_text(peers_page(measured, OURS, paired(measured), about), encoding="utf-8")
+        Path(asked.html).write_text(peers_page(measured, OURS, ratios, about), encoding="utf-8")
         _say(f"report: {Path(asked.html).absolute()}")
-    failed = [f"{row.server}, {row.phase}: {row.report.failed_line()}" for row in measured if row.report.failures]
+    failed = [f"{row.server}, {row.phase}: {row.level.failed_line()}" for row in measured if row.level.failures]
     print("\n".join(failed), file=sys.stderr)
     return bool(failed)
 
@@ -115,6 +102,14 @@ def _cores() -> int:
     from ..backends.select import usable_cores
 
     return usable_cores()
+
+
+def _titles(asked: argparse.Namespace) -> dict[str, str]:
+    tail = f"{asked.output_tokens} tokens out"
+    return {
+        "distinct": f"{asked.prompt_tokens}-token prompts that share nothing, {tail}",
+        "shared": f"a shared prefix of {asked.prefix_tokens} tokens and 30 of each request's own, {tail}",
+    }
 
 
 def _phases(maker: PromptMaker, asked: argparse.Namespace) -> list[Phase]:
@@ -184,115 +179,15 @@ def _round(number: int, phases: Sequence[Phase], servers: Sequence[Server]) -> l
     for turn, phase in enumerate(phases):
         for server in servers if (turn + number) % 2 == 0 else servers[::-1]:
             with server.awake() as target:
-                asyncio.run(closed_loop(target, phase.warm, len(phase.warm)))
-                sessions = [Session((prompt,)) for prompt in phase.prompts]
-                samples = asyncio.run(closed_samples(target, sessions, phase.concurrency))
-            found, level = report(samples), summarise(samples, Load("closed", phase.concurrency, None))
-            measured.append(Measured(phase.name, phase.concurrency, number, server.label, found, level))
+                closed_level(target, phase.warm, len(phase.warm))
+                level = closed_level(target, phase.prompts, phase.concurrency)
+            measured.append(Measured(phase.name, phase.concurrency, number, server.label, level))
             _say(
                 f"round {number + 1}, {phase.name}, {phase.concurrency} at once, {server.label}: "
-                f"{found.output_tokens_per_second:.1f} tok/s, TTFT p50 {_seconds(found.ttft['p50'])}"
-                f"{' ' + found.failed_line() if found.failures else ''}"
+                f"{level.output_throughput:.1f} tok/s, TTFT p50 {duration(level.spreads['ttft'].percentiles[50])}"
+                f"{' ' + level.failed_line() if level.failures else ''}"
             )
     return measured
-
-
-def markdown(
-    machine: dict[str, Any], measured: Sequence[Measured], memory: dict[str, int], asked: argparse.Namespace
-) -> str:
-    """The tables, with what they were measured on."""
-    parts = [line(machine), ""]
-    titles = {
-        "distinct": f"{asked.prompt_tokens}-token prompts that share nothing, {asked.output_tokens} tokens out",
-        "shared": f"a shared prefix of {asked.prefix_tokens} tokens and 30 of each request's own, "
-        f"{asked.output_tokens} tokens out",
-    }
-    for phase, title in titles.items():
-        rows = [row for row in measured if row.phase == phase]
-        if rows:
-            parts += [
-                f"**{title}** (closed loop; {asked.rounds} rounds, the middle of each figure)",
-                "",
-                _table(rows),
-                "",
-            ]
-    used = ", ".join(f"{label} {size / 2**20:.0f} MiB" for label, size in memory.items())
-    return "\n".join([*parts, f"Resident memory at the end: {used}."])
-
-
-def paired(measured: Sequence[Measured]) -> str:
-    """Ours over each peer, phase by phase: the middle of the rounds' ratios and their spread."""
-    texts = []
-    for label in dict.fromkeys(row.server for row in measured if row.server != OURS):
-        pairs = []
-        for phase, users in dict.fromkeys((row.phase, row.concurrency) for row in measured):
-            of = [row for row in measured if (row.phase, row.concurrency) == (phase, users)]
-            ours, its = (
-                tuple(row.level for row in of if row.server == one and row.level is not None) for one in (OURS, label)
-            )
-            pairs.append(Pair(f"{phase} prompts, {users} at once", ours, its))
-        texts.append(pair_text(pairs, (OURS, label)))
-    return "\n\n".join(texts)
-
-
-def _table(rows: Sequence[Measured]) -> str:
-    head = "| at once | server | tok/s out | ours / its | TTFT p50 | TTFT p95 | its / ours p50, p95 | TPOT p50 |"
-    lines = [head + " failed | prompt tokens cached |", "|" + "---|" * 10]
-    for concurrency in sorted({row.concurrency for row in rows}):
-        group = [row for row in rows if row.concurrency == concurrency]
-        ours = _middle([row.report for row in group if row.server == OURS])
-        for label in dict.fromkeys(row.server for row in sorted(group, key=lambda row: row.server)):
-            reports = [row.report for row in group if row.server == label]
-            lines.append(_row(concurrency, label, _middle(reports), ours, reports))
-    return "\n".join(lines)
-
-
-def _middle(reports: Sequence[Report]) -> dict[str, float | None]:
-    """Each figure's median over the rounds (the lower of two middle ones)."""
-    figures: dict[str, list[float | None]] = {
-        "rate": [report.output_tokens_per_second for report in reports],
-        "ttft50": [report.ttft["p50"] for report in reports],
-        "ttft95": [report.ttft["p95"] for report in reports],
-        "tpot50": [report.tpot["p50"] for report in reports],
-    }
-    found: dict[str, float | None] = {}
-    for name, values in figures.items():
-        known = sorted(value for value in values if value is not None)
-        found[name] = known[(len(known) - 1) // 2] if known else None
-    return found
-
-
-def _row(
-    concurrency: int,
-    label: str,
-    its: dict[str, float | None],
-    ours: dict[str, float | None],
-    reports: Sequence[Report],
-) -> str:
-    cells = [
-        str(concurrency),
-        label,
-        f"{its['rate'] or 0:.1f}",
-        "" if label == OURS else _ratio(ours["rate"], its["rate"]),
-    ]
-    cells += [_seconds(its["ttft50"]), _seconds(its["ttft95"])]
-    both = ", ".join(_ratio(its[name], ours[name]) for name in ("ttft50", "ttft95"))
-    cells += ["" if label == OURS else both]
-    cells += ["n/a" if its["tpot50"] is None else f"{its['tpot50'] * 1000:.0f} ms"]
-    failed = sum(report.requests - report.good for report in reports)
-    prompt, cached = (sum(getattr(r, name) for r in reports) for name in ("prompt_tokens", "cached_tokens"))
-    cells += [str(failed), f"{cached / prompt:.0%}" if prompt else "n/a"]
-    return "| " + " | ".join(cells) + " |"
-
-
-def _ratio(a: float | None, b: float | None) -> str:
-    return f"{a / b:.2f}" if a and b else "n/a"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "n/a"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.0f} ms"
 
 
 def _say(text: str) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .html import document
 from .html import table as level_table
+from .peers_text import Measured, middle
 from .svg import Series, plot
-
-if TYPE_CHECKING:
-    from .level import Level
-    from .peers import Measured
 
 #: (key of a level, title, unit)
 _PLOTS = (
@@ -28,22 +25,22 @@ def peers_page(measured: Sequence[Measured], ours: str, ratios: str, about: dict
     """The report. ``ratios``: of ``ours`` to each peer, as text. Of several rounds every one has its line."""
     title = "Bireme bench: beside others"
     parts = [f"<h1>{escape(title)}</h1>"]
-    failed = [f"{row.server}, {row.phase}: {row.report.failed_line()}" for row in measured if row.report.failures]
+    failed = [f"{row.server}, {row.phase}: {row.level.failed_line()}" for row in measured if row.level.failures]
     parts += [f'<p class="failed">{escape(text)}</p>' for text in failed]
     for phase in dict.fromkeys(row.phase for row in measured):
-        rows = [row for row in measured if row.phase == phase and row.level is not None]
+        rows = [row for row in measured if row.phase == phase]
         parts.append(f"<h2>{escape(phase)} prompts</h2>")
         if len({row.concurrency for row in rows}) > 1:
             parts += ['<div class="plots">', *_plots(rows), "</div>"]
-        parts.append(level_table([_line(row, row.level) for row in rows if row.level is not None]))
+        parts.append(level_table([_line(row) for row in rows]))
     parts.append(f"<h2>Ratios to {escape(ours)}</h2><pre>{escape(ratios)}</pre>")
     parts.append(f"<h2>How it was measured</h2><pre>{escape(json.dumps(about, indent=1, default=str))}</pre>")
     return document(title, "".join(parts))
 
 
-def _line(row: Measured, level: Level) -> dict[str, Any]:
+def _line(row: Measured) -> dict[str, Any]:
     """A level as the tables take it, under a name that says whose it is."""
-    return level.as_dict() | {"level": f"{row.server}, {row.concurrency} at once, round {row.round + 1}"}
+    return row.level.as_dict() | {"level": f"{row.server}, {row.concurrency} at once, round {row.round + 1}"}
 
 
 def _plots(rows: Sequence[Measured]) -> list[str]:
@@ -59,6 +56,4 @@ def _plots(rows: Sequence[Measured]) -> list[str]:
 
 
 def _middle(rows: Sequence[Measured], server: str, users: int, key: str) -> float | None:
-    levels = (row.level for row in rows if row.server == server and row.concurrency == users)
-    known = sorted(value for level in levels if level is not None and (value := level.as_dict()[key]) is not None)
-    return float(known[(len(known) - 1) // 2]) if known else None
+    return middle([row.level for row in rows if row.server == server and row.concurrency == users], key)

@@ -103,7 +103,7 @@ def start_transformers(label: str, folder: Path, *, device: str = "cpu") -> Serv
         RuntimeError: it did not come up, or needs a package that is not there.
     """
     if find_spec("accelerate") is None:
-        raise RuntimeError("transformers serve needs the package accelerate: pip install accelerate")
+        raise RuntimeError("transformers serve needs the package accelerate: pip install 'transformers[serving]'")
     port = free_port()
     command = [*PYTHON, "-c", "from transformers.cli.transformers import main; main()", "serve", str(folder)]
     command += ["--device", device, "--host", "127.0.0.1", "--port", str(port), "--continuous-batching"]

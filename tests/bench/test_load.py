@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bireme.bench.ask import Prompt, Target
-from bireme.bench.load import closed_loop, open_loop
+from bireme.bench.ask import Prompt, Session, Target
+from bireme.bench.level import Level, Load, summarise
+from bireme.bench.load import closed_samples, open_samples
 from bireme.bench.percentile import percentile
-from bireme.bench.report import Report
 
 Answer = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -32,7 +32,7 @@ def usage(tokens: int) -> bytes:
     return event(choices=[], usage={"completion_tokens": tokens, "prompt_tokens": 5, "prompt_tokens_details": details})
 
 
-def run(answer: Answer, count: int, concurrency: int | None = None, due: list[float] | None = None) -> Report:
+def run(answer: Answer, count: int, concurrency: int | None = None, due: list[float] | None = None) -> Level:
     """Load a server that answers request number n (from 0) with ``answer``; closed loop unless ``due`` is given."""
     seen = 0
 
@@ -45,17 +45,22 @@ def run(answer: Answer, count: int, concurrency: int | None = None, due: list[fl
         await answer(writer, number)
         writer.close()
 
-    async def load() -> Report:
+    async def load() -> Level:
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
             target = Target(url=f"http://127.0.0.1:{port}/v1", model="m", timeout=20)
-            prompts = [Prompt(({"role": "user", "content": "x"},), 100)] * count
+            sessions = [Session((Prompt(({"role": "user", "content": "x"},), 100),))] * count
             if due is not None:
-                return await open_loop(target, prompts, due)
-            return await closed_loop(target, prompts, concurrency or count)
+                return summarise(await open_samples(target, sessions, due), Load("open", None, None))
+            users = concurrency or count
+            return summarise(await closed_samples(target, sessions, users), Load("closed", users, None))
 
     return asyncio.run(load())
+
+
+def median(level: Level, figure: str) -> float | None:
+    return level.spreads[figure].percentiles[50]
 
 
 def test_a_chunk_may_hold_several_tokens() -> None:
@@ -69,8 +74,9 @@ def test_a_chunk_may_hold_several_tokens() -> None:
 
     found = run(answer, 1)
     assert (found.output_tokens, found.tokens_from) == (100, "usage")
-    assert found.tpot["p50"] is not None and 24 * 0.01 / 99 * 0.9 < found.tpot["p50"] < 0.01
-    assert (found.prompt_tokens, found.cached_tokens) == (5, 3)
+    tpot = median(found, "tpot")
+    assert tpot is not None and 24 * 10 / 99 * 0.9 < tpot < 10
+    assert (found.input_tokens, found.cached_tokens) == (5, 3)
 
 
 def test_without_usage_chunks_are_counted_and_named() -> None:
@@ -90,7 +96,8 @@ def test_first_token_is_the_first_text() -> None:
         writer.write(text("now") + text("", "stop") + usage(1) + DONE)
 
     found = run(answer, 1)
-    assert found.ttft["p50"] is not None and 0.29 < found.ttft["p50"] < 2
+    ttft = median(found, "ttft")
+    assert ttft is not None and 290 < ttft < 2000
 
 
 def test_failures_never_improve_the_numbers() -> None:
@@ -110,9 +117,10 @@ def test_failures_never_improve_the_numbers() -> None:
 
     found = run(answer, 40, concurrency=1)
     assert found.failures == {"HTTP 503": 20, "no token": 4, "error event": 4, "cut off": 4}
-    assert (found.requests, found.good, found.output_tokens) == (40, 8, 56)
-    assert found.ttft["p50"] is not None and found.ttft["p50"] > 0.09
-    assert found.output_tokens_per_second == pytest.approx(56 / found.wall)
+    assert (found.completed, found.failed, found.output_tokens) == (8, 32, 56)
+    ttft = median(found, "ttft")
+    assert ttft is not None and ttft > 90
+    assert found.output_throughput == pytest.approx(56 / found.duration)
     assert "32 of 40 requests FAILED: 20 x HTTP 503" in found.failed_line()
 
 
@@ -122,8 +130,8 @@ def test_all_failed_gives_no_latency() -> None:
 
     found = run(answer, 2)
     assert found.failures == {"malformed answer": 2}
-    assert found.ttft == {"p50": None, "p95": None, "p99": None}
-    assert found.output_tokens_per_second == 0
+    assert set(found.spreads["ttft"].percentiles.values()) == {None}
+    assert found.output_throughput == 0
 
 
 def test_open_loop_counts_from_the_intended_start() -> None:
@@ -140,9 +148,10 @@ def test_open_loop_counts_from_the_intended_start() -> None:
 
     due = [i * 0.02 for i in range(100)]
     found = run(answer, 100, due=due)
-    assert found.good == 100
-    assert found.latency["p99"] == pytest.approx(0.98, abs=0.4)  # a generator that waits for answers would see 0
-    assert found.latency["p95"] == pytest.approx(0.90, abs=0.4)
+    assert found.completed == 100
+    latency = found.spreads["e2el"].percentiles
+    assert latency[99] == pytest.approx(980, abs=400)  # a generator that waits for answers would see 0
+    assert latency[95] == pytest.approx(900, abs=400)
 
 
 def test_percentiles_are_nearest_rank() -> None:

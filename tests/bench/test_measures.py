@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bireme.bench import peers, step_times
+from bireme.bench import step_times
+from bireme.bench.ask import Sample
+from bireme.bench.level import Level, Load, summarise
+from bireme.bench.peers_text import Measured, markdown
 from bireme.bench.quality import Compared, log_softmax, windows_of
-from bireme.bench.report import Report
 from bireme.bench.text import PromptMaker, load_tokenizer, real_text
 
 
@@ -50,23 +52,27 @@ def test_real_text_is_long_enough_or_says_so() -> None:
         real_text(10**9)
 
 
-def _report(rate: float, ttft: float | None, good: int = 4) -> Report:
-    spread = {"p50": ttft, "p95": ttft, "p99": ttft}
-    failures = {"HTTP 503": 4 - good} if good < 4 else {}
-    return Report(4, good, failures, 1.0, 64, "usage", rate, 1.0, 800, 80, spread, spread, spread, 0.0)
+def _level(seconds: float, ttft: float, good: int = 4) -> Level:
+    """Four requests at once, of 16 tokens each."""
+    samples = []
+    for number in range(4):
+        times = [ttft + (seconds - ttft) * i / 15 for i in range(16)]
+        failure = None if number < good else "HTTP 503"
+        samples.append(Sample(0, 0, ttft, seconds, seconds, 16, 16, 200, 20, True, failure, times))
+    return summarise(samples, Load("closed", 4, None))
 
 
 def test_table_has_ratios_both_ways_and_shows_failures() -> None:
     rows = [
-        peers.Measured("distinct", 4, 0, peers.OURS, _report(120.0, 0.5)),
-        peers.Measured("distinct", 4, 0, peers.LLAMA, _report(40.0, 2.0, good=3)),
+        Measured("distinct", 4, 0, "bireme", _level(2.0, 0.5)),
+        Measured("distinct", 4, 0, "llama.cpp", _level(6.0, 2.0, good=3)),
     ]
-    asked = argparse.Namespace(prompt_tokens=200, output_tokens=64, prefix_tokens=1000, rounds=1)
     machine = {"cpu": "c", "logical_cores": 2, "memory_gib": 4, "system": "s", "python": "3", "packages": {}}
     machine |= {"commit": "x", "command": "y", "date": "z", "load_average": 0}
-    text = peers.markdown(machine, rows, {peers.OURS: 2**20}, asked)
-    assert "| 4 | bireme | 120.0 |  | 500 ms | 500 ms |  | 500 ms | 0 | 10% |" in text
-    assert "| 4 | llama.cpp | 40.0 | 3.00 | 2.00 s | 2.00 s | 4.00, 4.00 | 2000 ms | 1 | 10% |" in text
+    text = markdown(machine, rows, {"distinct": "A title"}, {"bireme": 2**20}, "bireme")
+    assert "**A title** (closed loop; rounds: 1" in text and "bireme 1 MiB" in text
+    assert "| 4 | bireme | 32.0 |  | 500 ms | 500 ms |  | 100 ms | 0 | 10% |" in text
+    assert "| 4 | llama.cpp | 8.0 | 4.00 | 2.00 s | 2.00 s | 4.00, 4.00 | 267 ms | 1 | 10% |" in text
 
 
 def test_a_step_by_operation_adds_up_to_the_step() -> None:

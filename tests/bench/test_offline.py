@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from bireme.bench.ask import Sample
 from bireme.bench.http import PacedBackend
 from bireme.bench.level import Load, summarise
-from bireme.bench.peers import OURS, Measured, paired
+from bireme.bench.peers import OURS
 from bireme.bench.peers_page import peers_page
+from bireme.bench.peers_text import Measured, paired
 from bireme.server.cli import app
 
 REQUESTS = 3
@@ -68,14 +69,11 @@ def test_kernels_elsewhere_are_pointed_to() -> None:
 
 
 def test_a_page_of_peers_has_ratios_and_plots() -> None:
-    from bireme.bench.report import report as summed
-
     rows = []
     for users in (1, 2):
         for server, scale in ((OURS, 1.0), ("other", 2.0)):
-            one = level(scale)
-            rows.append(Measured("distinct", users, 0, server, summed([sample(0, 0.1, 1, 10)]), one))
-    ratios = paired(rows)
+            rows.append(Measured("distinct", users, 0, server, level(scale)))
+    ratios = paired(rows, OURS)
     assert "bireme over other" in ratios and "TTFT p50 ms       0.50  (0.50 to 0.50, 1 round)" in ratios
     page = peers_page(rows, OURS, ratios, {"machine": "m"})
     assert page.count("<svg") == 4 and "other, 2 at once, round 1" in page and "http" not in page.replace("http://", "")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bireme.bench.agree_tools import Row, table
+from bireme.bench.ask import Prompt, Sample, Target
 from bireme.bench.level import Load, summarise
-from bireme.bench.load import Prompt, Sample, Target
 from bireme.bench.other_tools import FIGURES, Job, aiperf, aiperf_figures, guidellm, guidellm_figures, our_figures
 
 JOB = Job([Prompt("one", 8), Prompt("two", 9)], None, [0.5, 1.0])
