@@ -60,6 +60,7 @@ class Session:
 
     turns: tuple[Prompt, ...]
     think: float = 0.0  # seconds between an answer and the next turn
+    user: str = ""  # whose requests they are, where that matters
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class Sample:
     failure: str | None = None  # its kind; None: it ended well
     times: list[float] = field(default_factory=list)  # of every chunk with text
     text: str = ""  # the answer, where a next turn needs it
+    user: str = ""
 
     @property
     def output_tokens(self) -> int:

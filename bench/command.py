@@ -7,11 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
+from ..core.config import EngineConfig
+from ..server import options
+
+ENGINE = EngineConfig()
+
 bench = typer.Typer(name="bench", help="Measure a server, or predict one.", no_args_is_help=True)
 
 
 def _load(text: str, **limits: Any) -> Any:
     return typer.Option(help=text, rich_help_panel="Load", **limits)
+
+
+def _engine(text: str, **limits: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel="Engine", **limits)
 
 
 def _data(text: str, **limits: Any) -> Any:
@@ -64,10 +73,10 @@ def serve(
     compare: Annotated[tuple[Path, Path] | None, _result("Compare two JSON results instead of measuring.")] = None,
 ) -> None:
     """Load a server and say what came of it: throughput, latency percentiles, goodput."""
-    options = dict(locals())
+    given = dict(locals())
     from .serve_command import run_serve
 
-    _or_fail(run_serve, options)
+    _or_fail(run_serve, given)
 
 
 _Json = Annotated[Path | None, typer.Option("--json", help="Write the record here.")]
@@ -167,17 +176,25 @@ def simulate(
     front_ms: Annotated[
         float | None, typer.Option(help="HTTP side per request, one by one. Default: fitted, or 0.", min=0)
     ] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(help="As in `bireme plan`.")] = "f16",
     policies: Annotated[str, typer.Option(help="'bireme', 'all', or names from the table, with commas.")] = "all",
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once on a device.", min=1)] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.", min=1)] = 2048,
-    max_model_len: Annotated[int | None, typer.Option(help="Context per sequence. Default: the model's.")] = None,
+    max_num_seqs: options.MaxNumSeqs = ENGINE.max_num_seqs,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = ENGINE.max_num_batched_tokens,
+    max_model_len: Annotated[int | None, _engine("Context per sequence. Default: the model's.", min=1)] = None,
+    kv_cache_dtype: Annotated[str, _engine("As in `bireme plan`.")] = "f16",
+    block_size: options.BlockSize = ENGINE.block_size,
+    max_stall_ms: options.MaxStallMs = ENGINE.max_stall_ms,
+    max_queue: Annotated[int | None, _engine("Waiting requests. Default: no limit.", min=1)] = None,
+    max_queue_per_user: options.MaxQueuePerUser = ENGINE.max_queue_per_user,
+    slo: options.SloOption = None,
+    slo_policy: options.SloPolicy = ENGINE.slo_policy,
+    enable_prefix_caching: options.EnablePrefixCaching = ENGINE.enable_prefix_caching,
+    weights: Annotated[str, _engine("Users who send in turn, by the weights of their shares: 1,1,3.")] = "",
     concurrency: Annotated[str, _load("Closed loop: users at once, over all devices.")] = "",
-    request_rate: Annotated[str, _load("Open loop: requests a second, over all devices.")] = "",
+    request_rate: Annotated[str, _load("Open loop: requests a second (as bench serve), over all devices.")] = "",
     burstiness: Annotated[float, _load("1 Poisson, below bursty, inf even.")] = 1.0,
     num_prompts: Annotated[int | None, _load("Requests per level.", min=1)] = None,
-    dataset: Annotated[str, _data("random, prefix, multiturn, jsonl (ids) or trace.")] = "random",
-    dataset_path: Annotated[Path | None, _data("File of jsonl and trace.")] = None,
+    dataset: Annotated[str, _data("random, prefix, multiturn, sharegpt, jsonl or trace.")] = "random",
+    dataset_path: Annotated[Path | None, _data("File of sharegpt, jsonl and trace.")] = None,
     input_len: Annotated[int, _data("Tokens in.", min=1)] = 1024,
     output_len: Annotated[int | None, _data("Tokens out. Default: 128, or the file's.", min=1)] = None,
     range_ratio: Annotated[float, _data("Lengths vary evenly by so much either way.")] = 0.0,
@@ -186,12 +203,12 @@ def simulate(
     turns: Annotated[int, _data("multiturn: turns of a conversation.", min=1)] = 4,
     think: Annotated[float, _data("multiturn: seconds before a next turn.", min=0)] = 0.0,
     seed: Annotated[int, _data("Of prompts, lengths and arrivals.")] = 0,
-    goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50.")] = None,
+    goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50. Default: that of --slo.")] = None,
     json_path: Annotated[Path | None, _result("Write everything here.", "--json")] = None,
     html_path: Annotated[Path | None, _result("Write a timeline of the first steps here.", "--html")] = None,
 ) -> None:
     """Predict how a device would serve a load: the real scheduler and caches, a computed device."""
-    options = dict(locals())
+    given = dict(locals())
     from .simulate_command import run_simulate
 
-    _or_fail(run_simulate, options)
+    _or_fail(run_simulate, given)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ..core.engine import Engine
 from ..core.request import QueueFullError, Request, RequestRejectedError, SamplingParams, SequenceOutput
@@ -15,12 +15,10 @@ from .dataset import Drawn
 from .level import Level, Load, summarise
 from .objective import Objective
 from .policies import Policy
+from .routing import ROUTINGS, route
 from .timed_backend import StepCost, StepRecord, TimedBackend
 
 _LOOK_EVERY = 16  # steps between two looks at the pool
-_ROUTE_TOKENS = 64  # of a prompt's beginning that say which it shares it with
-#: How requests come to one of several machines.
-ROUTINGS = ("turns", "prefix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,6 @@ class Machine:
     cost: StepCost
     pool_tokens: int
     max_len: int
-    block_size: int = 16
     front: float = 0.0  # seconds that the HTTP side takes for a request, one after the other
 
 
@@ -48,6 +45,7 @@ class Outcome:
     simulated: float  # seconds of device time, all machines together
     wall: float  # seconds that simulating took
     records: tuple[StepRecord, ...]
+    by_user: Mapping[str, Level] = field(default_factory=dict)  # where there are several
 
     @property
     def speed(self) -> float:
@@ -77,12 +75,14 @@ class _Arrival:
 class _Driver:
     """Feeds one engine from a list of sessions: at their due times, or as users become free."""
 
-    def __init__(self, machine: Machine, policy: Policy, load: Load, drawn: Drawn, keep: int) -> None:
-        blocks = machine.pool_tokens // machine.block_size
-        self.backend = TimedBackend(blocks, machine.block_size, machine.max_len, machine.cost, keep)
+    def __init__(
+        self, machine: Machine, policy: Policy, load: Load, drawn: Drawn, keep: int, weights: Mapping[str, float]
+    ) -> None:
+        size = policy.config.block_size
+        self.backend = TimedBackend(machine.pool_tokens // size, size, machine.max_len, machine.cost, keep)
         self.clock = self.backend.clock
         self.engine = Engine(self.backend, policy.config, self.clock)
-        self.policy = policy
+        self.policy, self._weights = policy, weights
         self.samples: list[Sample] = []
         self.kv: list[float] = []
         self._closed = load.loop == "closed"
@@ -138,14 +138,19 @@ class _Driver:
         turn = arrival.session.turns[arrival.number]
         assert isinstance(turn.content, tuple)
         prompt = (*arrival.history, *turn.content)
-        sample = Sample(due=arrival.due, sent=self.clock.now)
+        user = arrival.session.user
+        sample = Sample(due=arrival.due, sent=self.clock.now, user=user)
         name = f"r{len(self.samples)}"
         self.samples.append(sample)
         try:
             params = SamplingParams(max_tokens=turn.max_tokens, temperature=0.0, ignore_eos=True)
-            self.engine.add(Request(name, prompt, params, arrival_time=arrival.due))
+            request = Request(name, prompt, params, arrival_time=arrival.due)
+            if self.policy.fair:
+                request = replace(request, user=user, weight=self._weights.get(user))
+            self.engine.add(request)
         except (RequestRejectedError, QueueFullError) as error:
-            sample.failure, sample.end = type(error).__name__, self.clock.now
+            sample.failure = "HTTP 429" if isinstance(error, QueueFullError) else "HTTP 400"  # as the server answers
+            sample.end = self.clock.now
             if self._closed:
                 self._next_session(self.clock.now)
             return
@@ -184,23 +189,27 @@ def simulate(
     replicas: int = 1,
     keep: int = 0,
     routing: str = ROUTINGS[0],
+    weights: Mapping[str, float] | None = None,
 ) -> Outcome:
     """One level under one policy. ``replicas``: so many equal machines; ``routing`` as ``route`` has it; a closed
-    loop's users are shared out evenly. ``keep``: steps of the first machine to record."""
+    loop's users are shared out evenly. ``keep``: steps of the first machine to record. ``weights``: of the fair shares
+    of the sessions' users."""
     start = time.perf_counter()
     drivers = []
     for index, share in enumerate(route(drawn, replicas, routing)):
         own = load if load.concurrency is None else Load(load.loop, -(-load.concurrency // replicas), load.rate)
-        driver = _Driver(machine, policy, own, share, 0 if index else keep)
+        driver = _Driver(machine, policy, own, share, 0 if index else keep, weights or {})
         driver.run()
         drivers.append(driver)
     wall = time.perf_counter() - start
     stats = [driver.engine.stats() for driver in drivers]
     usage = [value for driver in drivers for value in driver.kv] or [0.0]
     prompt = sum(one.prompt_tokens for one in stats)
+    samples = [sample for driver in drivers for sample in driver.samples]
+    users = sorted({sample.user for sample in samples})
     return Outcome(
         policy=policy.name,
-        level=summarise([sample for driver in drivers for sample in driver.samples], load, objective),
+        level=summarise(samples, load, objective),
         kv_mean=sum(usage) / len(usage),
         kv_peak=max(usage),
         preemptions=sum(one.preemptions for one in stats),
@@ -209,47 +218,7 @@ def simulate(
         simulated=sum(driver.clock.now for driver in drivers),
         wall=wall,
         records=tuple(drivers[0].backend.records),
+        by_user={user: summarise([s for s in samples if s.user == user], load, objective) for user in users}
+        if len(users) > 1
+        else {},
     )
-
-
-def route(drawn: Drawn, replicas: int, routing: str) -> list[Drawn]:
-    """What each of ``replicas`` is given; one that would get nothing is left out.
-
-    "turns": sessions are dealt out in turn. "prefix": those whose prompts begin with the same tokens go where the
-    first of them went, which is where the fewest sessions were then: a cache is filled once, not on every machine.
-    """
-    places: dict[object, int] = {}
-    shares: list[list[int]] = [[] for _ in range(replicas)]
-    for number, session in enumerate(drawn.sessions):
-        place = number % replicas
-        if routing == "prefix":
-            content = session.turns[0].content
-            key = content[:_ROUTE_TOKENS] if isinstance(content, tuple) else content
-            place = places.setdefault(key, min(range(replicas), key=lambda index: len(shares[index])))
-        shares[place].append(number)
-    return [
-        Drawn([drawn.sessions[i] for i in share], None if drawn.due is None else [drawn.due[i] for i in share])
-        for share in shares
-        if share
-    ]
-
-
-def outcome_table(outcomes: Sequence[Outcome]) -> str:
-    """The policies side by side, as a Markdown table."""
-    head = "| policy | load | tok/s out | req/s | good req/s | TTFT p50 | TTFT p95 | TPOT p50 | TPOT p95 |"
-    lines = [head + " KV mean | KV peak | preempted | cached | failed |", "|" + "---|" * 14]
-    for one in outcomes:
-        level, spreads = one.level, one.level.spreads
-        cells = [one.policy, level.load.name, f"{level.output_throughput:.0f}", f"{level.request_throughput:.2f}"]
-        cells.append("" if level.goodput is None else f"{level.goodput:.2f}")
-        for name in ("ttft", "tpot"):
-            cells += [_ms(spreads[name].percentiles[p]) for p in (50, 95)]
-        cells += [f"{one.kv_mean:.0%}", f"{one.kv_peak:.0%}", str(one.preemptions), f"{one.hit_rate:.0%}"]
-        lines.append("| " + " | ".join([*cells, str(level.failed)]) + " |")
-    return "\n".join(lines)
-
-
-def _ms(value: float | None) -> str:
-    if value is None:
-        return "n/a"
-    return f"{value / 1e3:.1f} s" if value >= 10_000 else f"{value:.0f} ms"

@@ -15,12 +15,13 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 520, 300, 62, 46, 30, 14
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line, or with ``dots`` a cloud of points."""
+    """One line, with a mark at each point unless ``marks`` is off, or with ``dots`` a cloud of points."""
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float | None]
     dots: bool = False
+    marks: bool = True
 
 
 def plot(title: str, x_title: str, y_title: str, series: Sequence[Series]) -> str:
@@ -28,8 +29,8 @@ def plot(title: str, x_title: str, y_title: str, series: Sequence[Series]) -> st
     points = [(x, y) for s in series for x, y in zip(s.xs, s.ys, strict=True) if y is not None]
     if not points:
         return f"<figure><figcaption>{escape(title)}: no data</figcaption></figure>"
-    x_step, x_most = _axis(max(x for x, _ in points))
-    y_step, y_most = _axis(max(y for _, y in points))
+    x_step, x_most = axis(max(x for x, _ in points))
+    y_step, y_most = axis(max(y for _, y in points))
     inner = [_grid(x_step, x_most, y_step, y_most)]
     for index, one in enumerate(series):
         inner.append(_draw(one, index, x_most, y_most))
@@ -44,7 +45,7 @@ def plot(title: str, x_title: str, y_title: str, series: Sequence[Series]) -> st
     )
 
 
-def _axis(most: float) -> tuple[float, float]:
+def axis(most: float) -> tuple[float, float]:
     """(step, end) of about five round steps that reach ``most``."""
     if most <= 0:
         return 1.0, 1.0
@@ -77,13 +78,9 @@ def _grid(x_step: float, x_most: float, y_step: float, y_most: float) -> str:
 def _draw(one: Series, index: int, x_most: float, y_most: float) -> str:
     colour, dashes = COLOURS[index % len(COLOURS)], _DASHES[index % len(_DASHES)]
     points = [(_x(x, x_most), _y(y, y_most)) for x, y in zip(one.xs, one.ys, strict=True) if y is not None]
-    radius = 3
-    dots = "".join(f'<circle cx="{x}" cy="{y}" r="{radius}"/>' for x, y in points)
-    line = (
-        ""
-        if one.dots
-        else f'<polyline stroke-dasharray="{dashes}" points="{" ".join(f"{x},{y}" for x, y in points)}"/>'
-    )
+    dots = "".join(f'<circle cx="{x}" cy="{y}" r="3"/>' for x, y in points) if one.dots or one.marks else ""
+    corners = " ".join(f"{x},{y}" for x, y in points)
+    line = "" if one.dots else f'<polyline stroke-dasharray="{dashes}" points="{corners}"/>'
     return f'<g fill="{colour}" stroke="{colour}" class="series">{line}{dots}</g>'
 
 

@@ -17,7 +17,9 @@ from bireme.bench.level import Load
 from bireme.bench.objective import Objective
 from bireme.bench.policies import Policy, policies
 from bireme.bench.results import Run
-from bireme.bench.simulation import Machine, Outcome, outcome_table, route, simulate
+from bireme.bench.routing import route
+from bireme.bench.simulation import Machine, Outcome, simulate
+from bireme.bench.simulation_table import outcome_table
 from bireme.bench.sources import IdSource
 from bireme.bench.timed_backend import LinearCost
 from bireme.core.config import EngineConfig
@@ -180,12 +182,88 @@ def test_the_command_writes_a_table_and_a_timeline(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*arguments, *more])
     assert result.exit_code == 0, result.output
     assert "Simulated, not measured" in result.output and "| one at a time | 8 at once |" in result.output
-    rows = json.loads(data.read_text(encoding="utf-8"))["simulated"]
+    written = json.loads(data.read_text(encoding="utf-8"))
+    rows = written["simulated"]
+    assert written["options"]["goodput"] == "tpot:50 ttft:1000" and "roofline of H200" in written["basis"]
     assert [row["policy"] for row in rows] == ["bireme", "one at a time"]
     assert rows[0]["output_throughput"] > 3 * rows[1]["output_throughput"]
     text = page.read_text(encoding="utf-8")
     assert re.search(r"row 0 reads \d+ tokens; blocks 0-\d+<", text) and re.search(r"row \d decodes; blocks ", text)
-    assert 'class="read"' in text and 'class="decode"' in text
+    assert 'class="read"' in text and 'class="decode"' in text and text.count("<svg") == 3
+    assert re.search(r"KV blocks held, of [\d,]{5,}", text)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(QWEN3_8B), encoding="utf-8")
+    return config
+
+
+def simulated(model: Path, *arguments: str) -> list[dict[str, str]]:
+    """The command's tables, a row as a dict."""
+    result = CliRunner().invoke(app, ["simulate", str(model), *arguments])
+    assert result.exit_code == 0, result.output
+    found, head = [], []
+    for line in result.output.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| policy"):
+            head = cells
+        elif line.startswith("| "):
+            found.append(dict(zip(head, cells, strict=True)))
+    return found
+
+
+def test_an_objective_kept_is_a_row_beside_none(model: Path) -> None:
+    """More than the device can do: with --slo more requests are good, and with refusals every one that was let in."""
+    load = ["--request-rate", "30", "--num-prompts", "250", "--range-ratio", "0.5", "--slo", "ttft=600ms,tpot=50ms"]
+    kept, none = simulated(model, *load, "--policies", "bireme,no objective")
+    assert (kept["policy"], none["policy"]) == ("bireme", "no objective")
+    assert float(kept["good req/s"]) > 1.1 * float(none["good req/s"])
+    refused, _ = simulated(model, *load, "--slo-policy", "refuse", "--policies", "bireme,no objective")
+    assert int(refused["failed"]) > 0 and refused["good req/s"] == refused["req/s"]
+
+
+def test_users_are_served_by_their_weights(model: Path) -> None:
+    load = ["--request-rate", "40", "--num-prompts", "120", "--weights", "1,3", "--max-num-seqs", "16"]
+    rows = simulated(model, *load, "--output-len", "40", "--policies", "bireme,no fair shares")
+    waits = {(row["policy"], row["weight"]): _ms(row["TTFT p50"]) for row in rows if "weight" in row}
+    assert len(waits) == 4 and {row["requests"] for row in rows if "weight" in row} == {"60"}
+    assert waits["bireme", "1"] > 2 * waits["bireme", "3"]
+    assert waits["no fair shares", "1"] == pytest.approx(waits["no fair shares", "3"], rel=0.2)
+
+
+def _ms(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"ms": 1, "s": 1000}[unit]
+
+
+def test_the_engines_own_settings_reach_it(model: Path) -> None:
+    load = ["--concurrency", "8", "--num-prompts", "16", "--dataset", "prefix"]
+    load += ["--input-len", "64", "--policies", "bireme"]
+    (cached,), (not_cached,) = (simulated(model, *load, *more) for more in ([], ["--no-enable-prefix-caching"]))
+    assert cached["cached"] != "0%" and not_cached["cached"] == "0%"
+    (full,) = simulated(model, *load, "--max-queue", "2", "--max-num-seqs", "1")
+    assert int(full["failed"]) > 0
+    (coarse,) = simulated(model, *load, "--block-size", "256")
+    assert coarse["cached"] != "0%"
+
+
+def test_files_of_text_are_simulated(model: Path, tmp_path: Path) -> None:
+    """Words become as many ids as tokens, the same for the same words; a trace keeps its times."""
+    path = tmp_path / "chat.jsonl"
+    lines = [{"messages": [{"role": "user", "content": "the same long question " * 20}], "max_tokens": 4}] * 6
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    given = ["--dataset-path", str(path), "--policies", "bireme"]
+    (row,) = simulated(model, "--dataset", "jsonl", *given, "--concurrency", "1", "--num-prompts", "6")
+    assert int(row["cached"].rstrip("%")) > 60
+    lines = [{"timestamp": 100 * i, "input_length": 30, "output_length": 3} for i in range(1100)]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    (row,) = simulated(model, "--dataset", "trace", *given)
+    assert row["load"] == "the trace's times" and float(row["req/s"]) == pytest.approx(10, rel=0.02)
+    ids = IdSource(1000)
+    assert ids.ids_of("one two") == ids.ids_of("one two") and ids.ids_of((3, 4)) == (3, 4)
+    assert ids.count("A sentence of rather ordinary words, as many have it.") == pytest.approx(13, abs=3)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +271,12 @@ def test_the_command_writes_a_table_and_a_timeline(tmp_path: Path) -> None:
     [
         ([], "give either --concurrency"),
         (["--concurrency", "1", "--policies", "magic"], "policies is 'magic'"),
+        (["--concurrency", "1", "--policies", "bireme,magic"], "known here: all, bireme"),
+        (["--concurrency", "1", "--policies", "no objective"], "policies is 'no objective'"),
+        (["--concurrency", "1", "--slo", "soon"], "no term of an objective"),
+        (["--concurrency", "1", "--max-num-batched-tokens", "8"], "less than max_num_seqs"),
+        (["--concurrency", "1", "--weights", "1,0"], "must be above 0"),
+        (["--dataset", "trace", "--dataset-path", "x", "--concurrency", "1"], "a trace has times of its own"),
         (["--concurrency", "1", "--memory", "1GB"], "does not fit"),
         (["--concurrency", "1", "--fit", "nowhere.json"], "no result of"),
     ],
