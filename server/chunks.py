@@ -13,15 +13,16 @@ from .generation import GenerationGroup, Piece
 from .narration import narrate
 from .openai_types import StreamOptions, wants_usage
 from .sse import DONE, event
-from .usage import usage_of
 
 
 class ChunkWriter:
-    """Writes the chunks of one stream; ``head`` are the fields before ``choices``."""
+    """Writes the chunks of one stream; ``head`` are the fields before ``choices``, ``usage`` gives those of usage."""
 
-    def __init__(self, head: Mapping[str, Any], group: GenerationGroup, options: StreamOptions | None) -> None:
+    def __init__(
+        self, head: Mapping[str, Any], usage: Callable[[], Mapping[str, Any]], options: StreamOptions | None
+    ) -> None:
         self.with_usage, self._always_usage = wants_usage(options)
-        self._group = group
+        self._usage = usage
         self._head = b"data: " + orjson.dumps(dict(head))[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
 
@@ -34,7 +35,7 @@ class ChunkWriter:
         return self._head + self._usage_tail()
 
     def _usage_tail(self) -> bytes:
-        return b'],"usage":' + orjson.dumps(usage_of(self._group)) + b"}\n\n"
+        return b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
 
 
 @dataclass(frozen=True, slots=True)

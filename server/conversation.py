@@ -43,6 +43,11 @@ class Conversation:
     top_logprobs: int | None  # None: no logprobs
     use: ToolUse
 
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens of reasoning so far, over all choices."""
+        return sum(reader.thought_tokens for reader in self.readers)
+
     def read(self, piece: Piece) -> Delta:
         """What a piece says; a reply that is over before the model is ends here."""
         delta = self.readers[piece.index].take(piece)

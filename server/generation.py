@@ -34,6 +34,7 @@ class Piece:
     text: str
     tokens: tuple[ScoredToken, ...] = ()  # where log-probabilities were asked for
     finish: FinishReason | None = None
+    made: int = 0  # tokens of the choice so far
 
 
 @dataclass(slots=True)
@@ -157,7 +158,7 @@ class Generation:
         tokens: tuple[ScoredToken, ...] = ()
         if choice.tokens:
             tokens, choice.tokens = tuple(choice.tokens), []
-        return Piece(output.index, delta.text, tokens, delta.finish_reason)
+        return Piece(output.index, delta.text, tokens, delta.finish_reason, choice.text.num_tokens)
 
     def end(self, index: int) -> None:
         """End a choice where it stands, as a stop string would."""

@@ -6,7 +6,7 @@ answer is by construction the fold of its stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..core.request import FinishReason
@@ -66,6 +66,8 @@ class ReplyReader:
         self._calls = 0  # begun
         self._complete = 0
         self._over = False
+        self._told = 0  # tokens whose text has come out
+        self.thought_tokens = 0  # of those, the ones of reasoning, with the mark before it
         self._tokens: list[ScoredToken] = []
 
     def take(self, piece: Piece) -> Delta:
@@ -74,12 +76,23 @@ class ReplyReader:
             return Delta(piece.index, [])
         self._tokens += piece.tokens
         parts = self._parts(piece)
+        self._count(parts, piece.made)
         finish = self._finish(piece.finish)
         cut = finish is not None and piece.finish is None
         tokens: tuple[ScoredToken, ...] = ()
         if parts or finish:
             tokens, self._tokens = tuple(self._tokens), []
         return Delta(piece.index, parts, tokens, finish, cut)
+
+    def _count(self, parts: Sequence[Part], made: int) -> None:
+        """Tokens whose text came out together are shared out by its length."""
+        lengths = {True: 0, False: 0}
+        for part in parts:
+            if isinstance(part, Text | CallDelta):
+                lengths[isinstance(part, Text) and part.field is Field.REASONING] += len(part.text)
+        if total := sum(lengths.values()):
+            self.thought_tokens += round((made - self._told) * lengths[True] / total)
+            self._told = made
 
     def _parts(self, piece: Piece) -> list[Part]:
         if self._parser is None:

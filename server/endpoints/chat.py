@@ -46,6 +46,9 @@ class ChatAnswer:
         top = self.conversation.top_logprobs
         return None if top is None else chat_logprobs(tokens, self.conversation.frontend.tokenizer, top)
 
+    def usage(self) -> dict[str, Any]:
+        return usage_of(self.conversation.group, self.conversation.thought_tokens)
+
 
 @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest))
 async def chat_completions(http: Request) -> Response:
@@ -73,7 +76,7 @@ async def _whole(answer: ChatAnswer) -> Response:
             }
             for index, reply in enumerate(replies)
         ],
-        "usage": usage_of(answer.conversation.group),
+        "usage": answer.usage(),
     }
     return Response(orjson.dumps(content), media_type="application/json")
 
@@ -81,7 +84,7 @@ async def _whole(answer: ChatAnswer) -> Response:
 def _events(answer: ChatAnswer, body: ChatRequest, request_id: str) -> AsyncIterator[bytes]:
     """The stream: a role chunk per choice, deltas, one finish chunk per choice, usage where asked, DONE."""
     group, readers = answer.conversation.group, answer.conversation.readers
-    writer = ChunkWriter(answer.head("chat.completion.chunk"), group, body.stream_options)
+    writer = ChunkWriter(answer.head("chat.completion.chunk"), answer.usage, body.stream_options)
     opening = [_choice(index, b'{"role":"assistant","content":""}') for index in range(len(readers))]
     return stream_chunks(group, writer, opening, lambda piece: _choices(piece, answer), request_id)
 

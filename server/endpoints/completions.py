@@ -179,7 +179,7 @@ def _mean_logprob(choice: WholeChoice) -> float:
 
 def _events(answer: CompletionAnswer, body: CompletionRequest, request_id: str) -> AsyncIterator[bytes]:
     """The stream: echo where asked, text, one finish chunk per choice, usage where asked, DONE."""
-    writer = ChunkWriter(answer.head, answer.group, body.stream_options)
+    writer = ChunkWriter(answer.head, lambda: usage_of(answer.group), body.stream_options)
     opening = [choice for index in range(answer.num_choices) for choice in _opening(answer, index)]
     return stream_chunks(answer.group, writer, opening, lambda piece: _choices(piece, answer), request_id)
 

@@ -108,14 +108,9 @@ class ResponseAnswer:
             "input_tokens": spent,
             "input_tokens_details": {"cached_tokens": group.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": min(made, self._thought_tokens())},
+            "output_tokens_details": {"reasoning_tokens": self.conversation.thought_tokens},
             "total_tokens": spent + made,
         }
-
-    def _thought_tokens(self) -> int:
-        """Tokens of the reasoning's text, encoded again: marks around it are no part of it."""
-        text = "".join(self.output.thoughts)
-        return len(self.conversation.frontend.tokenizer.encode(text)) if text else 0
 
     def _scores(self, tokens: Sequence[ScoredToken]) -> list[dict[str, Any]]:
         top = self.conversation.top_logprobs

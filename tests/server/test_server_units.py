@@ -16,15 +16,25 @@ import scripted
 from bireme.core.request import FinishReason, Request, SamplingParams, SequenceOutput, TokenLogprob
 from bireme.server.errors import ApiError
 from bireme.server.frontend import load_frontend, without_billing_line
+from bireme.server.generation import Piece
 from bireme.server.listen import ListenError, bind
 from bireme.server.messages import Add, FromEngine, Rejected, Step, ToEngine, encode
 from bireme.server.names import ServedNames, default_name
 from bireme.server.openai_types import ChatRequest, parse
 from bireme.server.params import budget, sampling_params
+from bireme.server.parsers.think import ThinkParser
+from bireme.server.reply import ReplyReader
 from bireme.server.restarts import SOUND_S, Restarts
 from bireme.server.sizes import parse_size, size_text
 from bireme.server.socket_folder import PREFIX, SocketFolder, remove_stale
 from bireme.server.stream import RequestStream
+
+
+def test_tokens_that_came_together_are_shared_out_by_their_text() -> None:
+    reader = ReplyReader(ThinkParser(), str)
+    for text, made, thought in (("<think>aaa", 4, 4), ("aa</think>bbbb", 10, 6), ("cc", 12, 6)):
+        reader.take(Piece(0, text, made=made))
+        assert reader.thought_tokens == thought
 
 
 @pytest.mark.parametrize(

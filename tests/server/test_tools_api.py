@@ -370,6 +370,18 @@ def test_reasoning_that_the_prompt_opens(thinker: Dictation) -> None:
     assert (cut["reasoning_content"], cut["content"], cut["finish"]) == ("hm", "", "length")
 
 
+def test_tokens_of_reasoning_are_counted(thinker: Dictation) -> None:
+    """From the mark before it to the mark after it, and only where somebody thought; the same whole and streamed."""
+    thought = "one two three four five"
+    for answer, least in ((f"{thought}\n</think>\n\nYes, yes", len(thinker.tokens(thought)) - 1), ("</think>Yes", 0)):
+        usage = thinker.ask(body(tools=None), answer).json()["usage"]
+        counted = usage["completion_tokens_details"]["reasoning_tokens"]
+        assert least <= counted <= (least and least + 3) and counted < usage["completion_tokens"]
+        stream = thinker.ask(body(tools=None, stream=True, stream_options={"include_usage": True}), answer)
+        told = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+        assert told[-1]["usage"] == usage
+
+
 @pytest.mark.parametrize("fields", [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}])
 def test_thinking_can_be_switched_off(thinker: Dictation, fields: dict[str, Any]) -> None:
     found = both(thinker, body(tools=None, **fields), "Yes")
