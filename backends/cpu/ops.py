@@ -14,11 +14,13 @@ import torch
 from ...core.step import StepBatch
 from ...models.config import ModelConfig
 from ...models.decoder import GatedMlp, Layer
+from ..cuda.experts import Experts
 from ..cuda.kv import KVPool
 from ..cuda.ops import TorchOps
 from ..cuda.rope import RopeTable
 from ..cuda.step import TorchStep
-from . import elementwise
+from ..cuda.weights import DenseLinear, Linear
+from . import elementwise, routing
 from .attention import Plan, attend
 from .simd import WIDTH
 
@@ -122,6 +124,15 @@ class CpuOps(TorchOps):
         out = torch.empty((rows, width), dtype=torch.float32)
         elementwise.swiglu(gate_up.data_ptr(), out.data_ptr(), rows, width)
         return out
+
+    def moe(self, x: torch.Tensor, router: Linear, experts: Experts, top_k: int, normalise: bool) -> torch.Tensor:
+        if not isinstance(router, DenseLinear) or x.shape[1] % WIDTH:
+            return super().moe(x, router, experts, top_k, normalise)
+        (rows, width), count = x.shape, len(router.weight)
+        shares, chosen = torch.empty((rows, top_k)), torch.empty((rows, top_k), dtype=torch.int64)
+        places = shares.data_ptr(), chosen.data_ptr()
+        routing.route(x.data_ptr(), router.weight.data_ptr(), *places, rows, width, count, top_k, normalise)
+        return experts(x, shares, chosen, self.swiglu)
 
     def _plan(self, step: TorchStep, window: int | None) -> Plan:
         """How ``step`` is cut: made by the first layer with ``window``, kept for the others."""

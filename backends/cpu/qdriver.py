@@ -180,4 +180,41 @@ define void @apply(ptr %segments, i64 %count, ptr %x, ptr %acts, ptr %out,
   call void @linear(ptr %segments, i64 %count, ptr %acts, ptr %out, i64 %rows, i64 %groups, i64 %stride, i64 %chunks)
   ret void
 }}
+
+; For each of %experts: its rows, from %starts up to the next, through its layer {{ ptr segments, i64 count }}.
+define void @apply_by_expert(ptr %layers, ptr %starts, i64 %experts, ptr %x, ptr %acts, ptr %out,
+                             i64 %groups, i64 %stride, i64 %chunks) {{
+entry:
+  %in.width = mul i64 %groups, {GROUP}
+  br label %next
+next:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %skip ]
+  %more = icmp slt i64 %i, %experts
+  br i1 %more, label %look, label %done
+look:
+  %i.next = add i64 %i, 1
+  %first.at = getelementptr i64, ptr %starts, i64 %i
+  %end.at = getelementptr i64, ptr %starts, i64 %i.next
+  %first = load i64, ptr %first.at
+  %end = load i64, ptr %end.at
+  %rows = sub i64 %end, %first
+  %some = icmp sgt i64 %rows, 0
+  br i1 %some, label %do, label %skip
+do:
+  %layer.at = getelementptr {{ ptr, i64 }}, ptr %layers, i64 %i
+  %layer = load {{ ptr, i64 }}, ptr %layer.at
+  %segments = extractvalue {{ ptr, i64 }} %layer, 0
+  %count = extractvalue {{ ptr, i64 }} %layer, 1
+  %in.offset = mul i64 %first, %in.width
+  %out.offset = mul i64 %first, %stride
+  %in = getelementptr float, ptr %x, i64 %in.offset
+  %to = getelementptr float, ptr %out, i64 %out.offset
+  call void @apply(ptr %segments, i64 %count, ptr %in, ptr %acts, ptr %to,
+                   i64 %rows, i64 %groups, i64 %stride, i64 %chunks)
+  br label %skip
+skip:
+  br label %next
+done:
+  ret void
+}}
 """

@@ -35,6 +35,8 @@ class _Driver:
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         kind = ctypes.CFUNCTYPE(None, pointer, integer, pointer, pointer, pointer, *[integer] * 4)
         self.apply = kind(self._module.address("apply"))
+        by_expert = ctypes.CFUNCTYPE(None, pointer, pointer, integer, pointer, pointer, pointer, *[integer] * 3)
+        self.apply_by_expert = by_expert(self._module.address("apply_by_expert"))
 
 
 @cache
@@ -66,6 +68,24 @@ class _Scratch:
 _scratch = _Scratch()
 
 
+def _room(rows: int, groups: int) -> int:
+    """Where ``rows`` of quantised activations can lie."""
+    return _scratch.address(-(-rows // ROWS) * ROWS * groups * ACTIVATION_BYTES)
+
+
+def multiply_by_expert(
+    layers: NDArray[np.int64], starts: NDArray[np.int64], x: int, out: int, most: int, groups: int, outputs: int
+) -> None:
+    """Rows of ``x`` (the address of float32 [R, 32 * groups]), each expert's from ``starts`` [E] up to the next and at
+    most ``most``, through that expert's layer: float32 [R, outputs] at ``out``.
+
+    ``layers`` [E, 2]: each expert's ``QuantizedLinear.native``, all of one shape.
+    """
+    chunks = pool().threads * _CHUNKS_PER_THREAD
+    where = layers.ctypes.data, starts.ctypes.data, len(layers)
+    _driver().apply_by_expert(*where, x, _room(most, groups), out, groups, outputs, chunks)
+
+
 class QuantizedLinear:
     """``x @ W.T + bias``, W's rows being those of ``weights`` end to end; a row's result never depends on other rows.
 
@@ -87,7 +107,7 @@ class QuantizedLinear:
         self._groups = -(-self.shape[1] // GROUP)
         self._padding = self._groups * GROUP - self.shape[1]
         self._segments = (Segment * len(self.parts))(*self._describe(dot))
-        self._layer = (ctypes.addressof(self._segments), len(self.parts))
+        self.native = (ctypes.addressof(self._segments), len(self.parts))  # as the driver wants it
         self._pool = pool()
         self._apply = _driver().apply
 
@@ -106,9 +126,8 @@ class QuantizedLinear:
             return out
         x = torch.nn.functional.pad(x, (0, self._padding)) if self._padding else x.contiguous()
         groups = self._groups
-        room = _scratch.address(-(-rows // ROWS) * ROWS * groups * ACTIVATION_BYTES)
-        chunks = self._pool.threads * _CHUNKS_PER_THREAD
-        self._apply(*self._layer, x.data_ptr(), room, out.data_ptr(), rows, groups, self.shape[0], chunks)
+        room, chunks = _room(rows, groups), self._pool.threads * _CHUNKS_PER_THREAD
+        self._apply(*self.native, x.data_ptr(), room, out.data_ptr(), rows, groups, self.shape[0], chunks)
         return out
 
     def dequantize(self) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from ...models.dequant import take_rows
 from ...models.ggml_types import DENSE
-from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
+from ...models.weight import Checkpoint, Progress, Weight
 from ..cuda.weights import DenseLoader, Embedding, Linear
 from .qembedding import QuantizedEmbedding
+from .qexperts import QuantizedExperts
 from .qlinear import QuantizedLinear
 
 
@@ -64,11 +65,18 @@ class QuantizedLoader(DenseLoader):
         self.nbytes += layer.nbytes - (0 if bias is None else bias.nbytes)  # the bias is counted already
         return layer if order is None else ReorderedLinear(layer, torch.from_numpy(order))
 
-    def experts(self, names: Sequence[str]) -> NoReturn:
-        raise CheckpointError(
-            f"{self.checkpoint.name} is a mixture of experts, which the CPU's fast road can't run yet; use "
-            "--cpu-precision exact"
-        )
+    def experts(self, names: Sequence[str]) -> QuantizedExperts:
+        gate_up = [self._expert(name + "gate_proj", name + "up_proj") for name in names]
+        experts = QuantizedExperts(gate_up, [self._expert(name + "down_proj") for name in names])
+        self.nbytes += experts.nbytes
+        return experts
+
+    def _expert(self, *names: str) -> QuantizedLinear:
+        """One matrix of an expert. Columns in an order of their own are put back in the input's, in 8 bits."""
+        weights = self.weights(names)
+        for weight in weights:
+            self.count(weight)
+        return QuantizedLinear(weights)
 
     def embedding(self, name: str) -> Embedding:
         weight = self.checkpoint.weight(name + ".weight")

@@ -151,6 +151,8 @@ def test_work_memory_is_that_of_the_backend(demo_model: Path) -> None:
 ON_MAC: dict[str, Any] = {"mlx_weights": "quantized", "mlx_dtype": "float16"}
 #: What a plan calls a device, the backend with its options, and the type of the matrices.
 MIXED = [
+    ("cpu", "cpu", {}, "Q4_K"),
+    ("cpu", "cpu", {}, "Q6_K"),
     ("cpu-exact", "cpu", {"cpu_precision": "exact"}, "Q6_K"),
     ("mlx-linux", "mlx", {"mlx_weights": "dense", "mlx_dtype": "float32"}, "Q6_K"),
     ("mlx", "mlx", ON_MAC, "Q4_K"),
