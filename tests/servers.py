@@ -103,7 +103,8 @@ def parse_metrics(text: str) -> dict[str, float]:
 def start(folder: Path, *options: str, model: Path | str, hook: dict[str, Any] | None = None) -> Server:
     """A server started by the command line (``hook``: with the hooked engine), logging into ``folder``."""
     log_file = folder / "log"
-    environment = {**os.environ, "PYTHONPATH": str(_HOOKS), "PYTHONUNBUFFERED": "1", "BIREME_CONFIG": "none"}
+    path = os.pathsep.join(filter(None, [str(_HOOKS), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "BIREME_CONFIG": "none"}
     command = [PYTHON, "-m", "bireme.server.cli", "serve", str(model)]
     command += ["--device", "cpu", "--port", "0", "--users-db", "none", *options]
     if hook is not None:
