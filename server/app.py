@@ -31,7 +31,7 @@ from .openapi import described
 from .responses.store import ResponseStore
 from .sse import ClientGoneError
 from .state import ServerState
-from .users.allowance import RATE_LIMIT_HEADERS
+from .users import limit_headers
 from .watchers import Watchers
 
 ROUTERS = (
@@ -71,7 +71,7 @@ def create_app(state: ServerState) -> FastAPI:
         allow_credentials=settings.cors_credentials,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after", *RATE_LIMIT_HEADERS],
+        expose_headers=["x-request-id", "retry-after", *limit_headers.NAMES],
         max_age=600,
     )
     app.add_exception_handler(ApiError, _api_error)

@@ -9,9 +9,11 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .anthropic.errors import asks_for
 from .errors import ApiError
 from .users.caller import Caller, address_of
 from .users.directory import Directory
+from .users.limit_headers import anthropic_headers, openai_headers
 
 logger = logging.getLogger("bireme.server")
 
@@ -85,11 +87,11 @@ class UserMiddleware:
         if scope["method"] == "POST" and scope["path"] not in UNCOUNTED_PATHS:
             await self._counted(caller, scope, receive, send)
         else:
-            await self._app(scope, receive, _with_limits(caller, send))
+            await self._app(scope, receive, _with_limits(caller, scope, send))
 
     async def _counted(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         """A request for the model."""
-        send = _with_limits(caller, _counting(caller, send))
+        send = _with_limits(caller, scope, _counting(caller, send))
         try:
             if caller.allowance is not None:
                 caller.allowance.enter()
@@ -112,15 +114,16 @@ def _key(headers: Headers) -> str:
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-def _with_limits(caller: Caller, send: Send) -> Send:
-    """Answers of a limited user say what is left."""
+def _with_limits(caller: Caller, scope: Scope, send: Send) -> Send:
+    """Answers of a limited user say what is left, in the headers of the API that was asked."""
     allowance = caller.allowance
     if allowance is None or not allowance.user.limited:
         return send
+    headers = anthropic_headers if asks_for(scope) else openai_headers
 
     async def send_with_limits(message: Message) -> None:
         if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(allowance.headers())
+            MutableHeaders(scope=message).update(headers(allowance.left()))
         await send(message)
 
     return send_with_limits

@@ -7,11 +7,8 @@ from collections.abc import Callable
 
 from ..errors import ApiError, bad_request
 from .bucket import Bucket
+from .limit_headers import Left
 from .user import User
-
-_PARTS = ("limit", "remaining", "reset")
-#: What answers to limited users carry.
-RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{part}-{of}" for of in ("requests", "tokens") for part in _PARTS)
 
 
 class Allowance:
@@ -78,15 +75,10 @@ class Allowance:
             )
         return limit - prompt_tokens
 
-    def headers(self) -> dict[str, str]:
-        """The ``x-ratelimit-*`` headers, in OpenAI's form."""
-        found: dict[str, str] = {}
-        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            if bucket is not None:
-                values = (str(bucket.per_minute), str(max(0, int(bucket.level))), duration(bucket.reset))
-                names = (f"x-ratelimit-{part}-{name}" for part in _PARTS)
-                found.update(zip(names, values, strict=True))
-        return found
+    def left(self) -> list[Left]:
+        """What is left of each limit per minute."""
+        limits = (("requests", self._requests), ("tokens", self._tokens))
+        return [Left(of, it.per_minute, max(0, int(it.level)), it.reset) for of, it in limits if it is not None]
 
     def _bucket(self, old: Bucket | None, per_minute: int | None) -> Bucket | None:
         if per_minute is None:
@@ -95,16 +87,6 @@ class Allowance:
             return Bucket(per_minute, self._clock)
         old.change(per_minute)
         return old
-
-
-def duration(seconds: float) -> str:
-    """As OpenAI writes times: ``120ms``, ``1.5s``, ``6m0s``."""
-    if seconds < 1:
-        return f"{round(seconds * 1000)}ms"
-    if seconds < 60:
-        return f"{round(seconds, 1):g}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest}s"
 
 
 def _refused(what: str, retry_after: float) -> ApiError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,11 +22,12 @@ from bireme.server.openai_types import CompletionRequest
 from bireme.server.params import TextRules
 from bireme.server.settings import EngineSpec, ServerSettings
 from bireme.server.state import ServerState
-from bireme.server.users.allowance import Allowance, duration
+from bireme.server.users.allowance import Allowance
 from bireme.server.users.bucket import Bucket
 from bireme.server.users.caller import Caller, network
 from bireme.server.users.directory import Directory
 from bireme.server.users.keys import PREFIX, digest, new_key
+from bireme.server.users.limit_headers import anthropic_headers, duration, openai_headers
 from bireme.server.users.store import UserError, UserStore
 from bireme.server.users.usage import Usage, UsageBook
 from bireme.server.users.user import User
@@ -74,17 +76,22 @@ def test_limits_that_change_keep_what_was_used() -> None:
     allowance.enter()
     allowance.admit(80)
     allowance.change(User("u", tokens_per_minute=200))
-    assert allowance.headers() == {
+    assert openai_headers(allowance.left()) == {
         "x-ratelimit-limit-tokens": "200",
         "x-ratelimit-remaining-tokens": "120",
         "x-ratelimit-reset-tokens": "24s",
+    }
+    assert anthropic_headers(allowance.left(), datetime(2030, 1, 1, 23, 59, 50, tzinfo=UTC)) == {
+        "anthropic-ratelimit-tokens-limit": "200",
+        "anthropic-ratelimit-tokens-remaining": "120",
+        "anthropic-ratelimit-tokens-reset": "2030-01-02T00:00:14Z",
     }
     with pytest.raises(ApiError) as refused:
         allowance.admit(150)
     assert refused.value.status == 429 and refused.value.retry_after == pytest.approx(9)
     allowance.change(User("u"))
     allowance.admit(10**9)
-    assert allowance.headers() == {}
+    assert allowance.left() == []
 
 
 def test_a_place_is_given_back() -> None:

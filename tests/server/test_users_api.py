@@ -106,6 +106,8 @@ def test_requests_per_minute(house: House) -> None:
     other = house.server.post("/v1/messages", turn, **claude)
     assert other.status_code == 429 and other.json()["error"]["type"] == "rate_limit_error"
     assert other.json()["type"] == "error" and int(other.headers["retry-after"]) > 5
+    assert other.headers["anthropic-ratelimit-requests-remaining"] == "0"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}Z", other.headers["anthropic-ratelimit-requests-reset"])
     listed = house.server.get("/v1/models", Authorization=f"Bearer {house.keys['few']}")
     assert listed.status_code == 200 and listed.headers["x-ratelimit-limit-requests"] == "3"
     assert "x-ratelimit-limit-requests" not in house.ask("alice").headers
