@@ -17,6 +17,7 @@ from ..planner.open import open_shape
 from ..planner.plan import USUAL_HEAD_DIM
 from ..planner.roofline import Roofline
 from ..planner.shape import ModelShape
+from ..planner.tensor_parallel import share_of
 from ..server.sizes import parse_size
 from .arrivals import schedule
 from .data import draw
@@ -101,15 +102,18 @@ def _objective(options: Options, config: EngineConfig) -> Objective | None:
 def _machine(options: Options, shape: ModelShape, config: EngineConfig) -> Machine:
     if options["kv_cache_dtype"] not in KV_TYPES:
         raise ValueError(f"kv-cache-dtype is {options['kv_cache_dtype']!r}; known: {', '.join(KV_TYPES)}")
+    devices = options["tensor_parallel"]
     element = kv_element_bytes(options["kv_cache_dtype"], shape.head_dim or USUAL_HEAD_DIM)
+    shape = share_of(shape, devices)
     per_token = kv_bytes_per_token(shape.layers, element)
     chip = find_chip(options["chip"])
     memory = parse_size(options["memory"]) if options["memory"] else round(chip.memory_gb * 1e9 * _RESERVE)
     buffers = work_bytes(shape, "any", config)
     room = memory - shape.weights.total_bytes - buffers
     if room < 16 * per_token:
+        each = "" if devices == 1 else f" each of {devices} devices"
         raise ValueError(
-            f"{shape.name} does not fit: weights {shape.weights.total_bytes} and buffers {buffers} bytes leave "
+            f"{shape.name} does not fit{each}: weights {shape.weights.total_bytes} and buffers {buffers} bytes leave "
             f"{room} of {memory} for the KV cache"
         )
     cost: StepCost
@@ -119,7 +123,7 @@ def _machine(options: Options, shape: ModelShape, config: EngineConfig) -> Machi
         cost = fitted = fit_run(run)
         front = fit_front(run, fitted)
     else:
-        cost = Roofline(chip, shape, per_token, options["efficiency"], options["overhead_ms"] / 1e3).seconds
+        cost = Roofline(chip, shape, per_token, options["efficiency"], options["overhead_ms"] / 1e3, devices).seconds
     most = options["max_model_len"] or shape.max_position or 32768
     if options["front_ms"] is not None:
         front = options["front_ms"] / 1e3
@@ -179,12 +183,15 @@ def _basis(options: Options, machine: Machine) -> str:
         basis = f"fitted from {options['fit']}"
     else:
         share = f"{options['efficiency']:.0%} and {options['overhead_ms']:g} ms a step"
-        basis = f"a roofline of {options['chip']} at {share}"
+        chips = (
+            options["chip"] if options["tensor_parallel"] == 1 else f"{options['tensor_parallel']} x {options['chip']}"
+        )
+        basis = f"a roofline of {chips} at {share}"
     if machine.front:
         basis += f", {machine.front * 1e3:.1f} ms of HTTP a request"
     pool = f"a KV pool of {machine.pool_tokens:,} tokens"
     if options["replicas"] > 1:
-        pool = f"{options['replicas']} devices, each with {pool}, chosen by {options['routing']}"
+        pool = f"{options['replicas']} replicas, each with {pool}, chosen by {options['routing']}"
     return f"{basis}; {pool}"
 
 

@@ -64,7 +64,7 @@ def _checked(path: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listing:
+class Listing:
     """A repository's files: name to bytes (0 where not known), and the commit they belong to."""
 
     sizes: Mapping[str, int]
@@ -73,9 +73,9 @@ class _Listing:
 
 def _from_hub(repo: str, quant: str | None, progress: Progress | None) -> Path:
     try:
-        listing = _list(repo)
-    except _Unreachable as error:
-        return _from_hub_cache(repo, quant, str(error))
+        listing = list_files(repo)
+    except Unreachable as error:
+        return from_hub_cache(repo, quant, str(error))
     try:
         selection = choose(repo, listing.sizes, quant)
     except ModelChoiceError as error:
@@ -108,13 +108,13 @@ def _indexed(names: Iterable[str], index: Path) -> list[str]:
     return [name for name in names if not name.endswith(".safetensors") or name in wanted]
 
 
-class _Unreachable(Exception):
+class Unreachable(Exception):
     """The Hub can't be asked: no network, or offline mode."""
 
 
 @contextmanager
-def _explained(repo: str) -> Iterator[None]:
-    """Turn the Hub client's errors into ours: ``_Unreachable``, or ``ModelNotFoundError`` with what to do."""
+def explained(repo: str) -> Iterator[None]:
+    """Turn the Hub client's errors into ours: ``Unreachable``, or ``ModelNotFoundError`` with what to do."""
     from huggingface_hub import errors
 
     # The HTTP library's own base class is the second base of the Hub's: naming it here would tie us to one client.
@@ -129,13 +129,13 @@ def _explained(repo: str) -> Iterator[None]:
         hint = "check the spelling; if it is private, set HF_TOKEN to a token that may read it"
         raise ModelNotFoundError(f"the Hub has no model {repo!r} that you may see: {hint}") from None
     except errors.LocalEntryNotFoundError as error:
-        raise _Unreachable(_first_line(error)) from None
+        raise Unreachable(_first_line(error)) from None
     except errors.HfHubHTTPError as error:
         raise ModelNotFoundError(f"the Hub refused {repo!r}: {_first_line(error)}") from None
     except errors.EntryNotFoundError as error:
         raise ModelNotFoundError(f"a file of {repo!r} is gone from the Hub: {_first_line(error)}") from None
     except network as error:
-        raise _Unreachable(_first_line(error)) from None
+        raise Unreachable(_first_line(error)) from None
 
 
 def _first_line(error: BaseException) -> str:
@@ -143,26 +143,27 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _list(repo: str) -> _Listing:
+def list_files(repo: str) -> Listing:
+    """What the Hub says of ``repo``. Raises ``Unreachable``, or ``ModelNotFoundError``."""
     from huggingface_hub import HfApi
 
-    with _explained(repo):
+    with explained(repo):
         info = HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(repo, files_metadata=True, timeout=20)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return _Listing(sizes, info.sha)
+    return Listing(sizes, info.sha)
 
 
 def _fetch(repo: str, name: str, commit: str | None, bar: type[Any] | None) -> str:
     from huggingface_hub import hf_hub_download
 
     try:
-        with _explained(repo):
+        with explained(repo):
             return str(
                 hf_hub_download(
                     repo, name, revision=commit, tqdm_class=bar, endpoint=os.environ.get("HF_ENDPOINT"), etag_timeout=20
                 )
             )
-    except _Unreachable as error:
+    except Unreachable as error:
         raise ModelNotFoundError(
             f"the connection to the Hub was lost while fetching {name} of {repo}: {error}. "
             "Run the same command again: what is already here will not be fetched twice"
@@ -187,7 +188,7 @@ def _bar_for(progress: Progress, before: int, total: int) -> type[Any]:
     return Reporter
 
 
-def _from_hub_cache(repo: str, quant: str | None, reason: str) -> Path:
+def from_hub_cache(repo: str, quant: str | None, reason: str) -> Path:
     """The model out of the Hub client's own cache, if it is whole there."""
     folder = cached_snapshot(repo)
     advice = (

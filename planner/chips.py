@@ -18,6 +18,7 @@ class Chip:
     bandwidth_gbs: float  # GB/s
     tflops: float  # 16-bit, dense
     memory_gb: float  # the largest sold
+    link_gbs: float | None = None  # GB/s each way to others of its kind: NVLink, or else PCIe; None: no such use
 
 
 _APPLE = (
@@ -39,24 +40,30 @@ _APPLE = (
     ("m5", 153, 4.3, 32),
 )
 _NVIDIA = (
-    ("rtx-3060", 360, 51, 12),
-    ("rtx-3090", 936, 71, 24),
-    ("rtx-4060-ti", 288, 88, 16),
-    ("rtx-4090", 1008, 165, 24),
-    ("rtx-5090", 1792, 210, 32),
-    ("t4", 320, 65, 16),
-    ("l4", 300, 121, 24),
-    ("l40s", 864, 362, 48),
-    ("a10", 600, 125, 24),
-    ("a100-40gb", 1555, 312, 40),
-    ("a100-80gb", 2039, 312, 80),
-    ("h100-pcie", 2039, 756, 80),
-    ("h100", 3350, 989, 80),
-    ("h200", 4800, 989, 141),
-    ("b200", 8000, 2250, 192),
+    ("rtx-3060", 360, 51, 12, 32),
+    ("rtx-3090", 936, 71, 24, 32),
+    ("rtx-4060-ti", 288, 88, 16, 16),
+    ("rtx-4090", 1008, 165, 24, 32),
+    ("rtx-5090", 1792, 210, 32, 64),
+    ("t4", 320, 65, 16, 16),
+    ("l4", 300, 121, 24, 32),
+    ("l40s", 864, 362, 48, 32),
+    ("a10", 600, 125, 24, 32),
+    ("a100-40gb", 1555, 312, 40, 300),
+    ("a100-80gb", 2039, 312, 80, 300),
+    ("h100-pcie", 2039, 756, 80, 64),
+    ("h100", 3350, 989, 80, 450),
+    ("h200", 4800, 989, 141, 450),
+    ("b200", 8000, 2250, 192, 900),
 )
 CHIPS = {row[0]: Chip(*row) for row in (*_APPLE, *_NVIDIA)}
 
+#: Which of them each device of ``devices.FORMS`` is; those left out can be any.
+KINDS: dict[str, tuple[str, ...]] = {
+    "cuda": tuple(row[0] for row in _NVIDIA),
+    "mlx": tuple(row[0] for row in _APPLE),
+    **dict.fromkeys(("cpu", "cpu-exact", "mlx-linux"), ()),
+}
 #: Shown when no chip is named.
 COMMON = ("m4", "m4-pro", "m4-max", "m3-ultra", "rtx-3090", "rtx-4090", "a100-80gb", "h100", "h200")
 

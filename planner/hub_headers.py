@@ -5,11 +5,13 @@ Only the beginning of each file is asked for (HTTP ranges); the ordinary readers
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..models.gguf import GgufFile
+from ..models.hub import Listing, Unreachable, from_hub_cache, list_files
 from ..models.hub_choice import ModelChoiceError, choose
 from ..models.weight import CheckpointError
 
@@ -23,31 +25,41 @@ _MOST = 256 << 20
 def fetch_headers(model: str, folder: Path) -> Path:
     """Fetch what ``model`` (``org/name[:QUANT]``) says of itself into ``folder``; what the readers open.
 
+    Without the Hub it is the model in the Hub client's own cache, if that is there.
+
     Raises:
         ValueError: the Hub doesn't know the model, can't be reached, or holds nothing that fits.
     """
     import httpx
-    from huggingface_hub import HfApi, errors, hf_hub_url
-    from huggingface_hub.utils._headers import build_hf_headers
 
     repo, _, quant = model.partition(":")
     try:
-        api = HfApi()
-        info = api.model_info(repo, files_metadata=True, timeout=20)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        chosen = choose(repo, sizes, quant or None)
-        with httpx.Client(headers=build_hf_headers(), follow_redirects=True, timeout=60) as client:
-            for name in _needed(chosen.files):
-                target = folder / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _fetch(client, hf_hub_url(repo, name, revision=info.sha), target, sizes[name])
+        listing = list_files(repo)
+        chosen = choose(repo, listing.sizes, quant or None)
+        _fetch_all(repo, listing, _needed(chosen.files), folder)
+    except Unreachable as error:
+        return from_hub_cache(repo, quant or None, str(error))
     except ModelChoiceError as error:
         raise ValueError(str(error)) from None
-    except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except httpx.HTTPError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{repo}: its headers can't be had from the Hub: {reason}") from None
     main = folder / chosen.main
     return main if chosen.gguf else main.parent
+
+
+def _fetch_all(repo: str, listing: Listing, names: list[str], folder: Path) -> None:
+    import httpx
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    endpoint = os.environ.get("HF_ENDPOINT")
+    with httpx.Client(headers=build_hf_headers(), follow_redirects=True, timeout=60) as client:
+        for name in names:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            url = hf_hub_url(repo, name, revision=listing.commit, endpoint=endpoint)
+            _fetch(client, url, target, listing.sizes[name])
 
 
 def _needed(files: tuple[str, ...]) -> list[str]:

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.memory import kv_bytes, kv_bytes_per_token, kv_element_bytes
+from ..server.sizes import decimal_text
 from .shape import ModelShape
 
 #: Bits a weight of usual quantisations, scales included (GGML's formats and mixes, measured on 8B models).
 QUANTS = {"Q8_0": 8.5, "Q6_K": 6.56, "Q5_K_M": 5.7, "Q4_K_M": 4.85, "Q3_K_M": 3.9}
+#: Other types of K and V than int8 that make room, by device: (type, who has it).
+_OTHERS_KV = {"any": (("q4_0", " (llama.cpp)"),)}
 #: Of most models; where a model's own is not known.
 USUAL_HEAD_DIM = 128
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -32,7 +35,10 @@ class Lever:
 class Plan:
     """Sizes are bytes, lengths tokens."""
 
-    model: ModelShape
+    model: ModelShape  # what one device holds of ``whole``
+    whole: ModelShape
+    device: str  # as in ``devices.FORMS``
+    devices: int  # that share the model; sizes are those of one
     concurrency: int
     context: int
     kv_cache_dtype: str
@@ -103,11 +109,10 @@ class Plan:
         if 0 < longest < self.context:
             text = f"{longest} tokens of context instead of {self.context}"
             found.append(self._lever(text, rest + self.kv_of(self.concurrency, longest)))
-        for dtype in ("int8", "q4_0"):
+        for dtype, whose in (("int8", ""), *_OTHERS_KV.get(self.device, ())):
             if self._element(dtype) < self.element_bytes:
-                found.append(
-                    self._lever(f"KV cache in {dtype}", rest + self.kv_of(self.concurrency, self.context, dtype))
-                )
+                total = rest + self.kv_of(self.concurrency, self.context, dtype)
+                found.append(self._lever(f"KV cache in {dtype}{whose}", total))
         return [*found, *self._smaller_weights()]
 
     def _smaller_weights(self) -> list[Lever]:
@@ -115,7 +120,7 @@ class Plan:
         sizes = {} if count is None else {name: round(count * bits / 8) for name, bits in QUANTS.items()}
         smaller = [(name, size) for name, size in sizes.items() if size < 0.95 * self.weight_bytes]
         rest = self.buffer_bytes + self.kv_bytes
-        levers = [self._lever(f"weights in {name} (about {size / 1e9:.1f} GB)", rest + size) for name, size in smaller]
+        levers = [self._lever(f"weights in {name} (about {decimal_text(size)})", rest + size) for name, size in smaller]
         first = next((i for i, lever in enumerate(levers) if lever.fits), len(levers) - 1)
         return levers[: first + 1]
 
@@ -135,11 +140,13 @@ class Plan:
         return contexts, rows
 
     def as_dict(self) -> dict[str, object]:
-        """What ``--json`` prints."""
-        weights = self.model.weights
+        """What ``--json`` prints, less the speeds."""
+        weights = self.whole.weights
         return {
-            "model": self.model.name,
-            "quantization": self.model.quantization,
+            "model": self.whole.name,
+            "quantization": self.whole.quantization,
+            "device": self.device,
+            "tensor_parallel": self.devices,
             "parameters": weights.parameters,
             "active_parameters": weights.active_parameters,
             "weights_from": weights.source,
@@ -149,7 +156,7 @@ class Plan:
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "kv_bytes": self.kv_bytes,
             "weight_bytes": self.weight_bytes,
-            "active_weight_bytes": weights.active_bytes,
+            "active_weight_bytes": self.model.weights.active_bytes,
             "buffer_bytes": self.buffer_bytes,
             "total_bytes": self.total_bytes,
             "memory_bytes": self.memory_bytes,

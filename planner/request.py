@@ -10,6 +10,7 @@ from ..server.sizes import parse_size
 from .devices import FORMS, held_on, work_bytes
 from .plan import Plan
 from .shape import ModelShape, Weights
+from .tensor_parallel import SHARING, share_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class PlanRequest:
     weights: str | None = None
     buffers: str | None = None
     max_num_batched_tokens: int = 2048
+    tensor_parallel: int = 1  # devices that share the model
 
 
 def typed_shape(
@@ -49,7 +51,8 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
     """The plan.
 
     Raises:
-        ValueError: an unknown device or type of the cache, a size that is none, a context beyond the model's.
+        ValueError: an unknown device or type of the cache, a size that is none, a context beyond the model's, devices
+            that can't share the model.
     """
     if asked.device not in FORMS:
         raise ValueError(f"device is {asked.device!r}; it must be one of {', '.join(FORMS)}")
@@ -58,13 +61,12 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
         raise ValueError(f"kv-cache-dtype is {dtype!r}; it must be one of {', '.join(KV_TYPES)}")
     if shape.max_position is not None and asked.context > shape.max_position:
         raise ValueError(f"context is {asked.context} tokens; the model was made for {shape.max_position} at most")
+    if asked.tensor_parallel > 1 and asked.device not in SHARING:
+        raise ValueError(f"tensor-parallel: {asked.device} shares no model; {', '.join(SHARING)} do")
     model = held_on(shape, asked.device)
     if asked.weights is not None:
-        size = parse_size(asked.weights)
-        scale = size / model.weights.total_bytes if model.weights.total_bytes else 1.0
-        known = replace(model.weights, expert_bytes=round(model.weights.expert_bytes * scale), source="typed in")
-        active = round(model.weights.active_bytes * scale) if model.weights.active_bytes else size
-        model = replace(model, weights=replace(known, total_bytes=size, active_bytes=active))
+        model = replace(model, weights=_typed_weights(model.weights, _size("weights", asked.weights)))
+    model, whole = share_of(model, asked.tensor_parallel), model
     engine = EngineConfig(
         max_num_seqs=asked.concurrency,
         max_num_batched_tokens=max(asked.max_num_batched_tokens, asked.concurrency),
@@ -74,10 +76,33 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
     buffers = work_bytes(model, asked.device, engine)
     return Plan(
         model=model,
+        whole=whole,
+        device=asked.device,
+        devices=asked.tensor_parallel,
         concurrency=asked.concurrency,
         context=asked.context,
         kv_cache_dtype=dtype,
         weight_bytes=model.weights.total_bytes,
-        buffer_bytes=buffers if asked.buffers is None else parse_size(asked.buffers),
-        memory_bytes=None if asked.memory is None else parse_size(asked.memory),
+        buffer_bytes=buffers if asked.buffers is None else _size("buffers", asked.buffers),
+        memory_bytes=None if asked.memory is None else _size("memory", asked.memory),
     )
+
+
+def _typed_weights(known: Weights, size: int) -> Weights:
+    """``known`` in the proportions that it has, ``size`` bytes in all."""
+    scale = size / known.total_bytes if known.total_bytes else 1.0
+    return replace(
+        known,
+        total_bytes=size,
+        active_bytes=round(known.active_bytes * scale) if known.active_bytes else size,
+        expert_bytes=round(known.expert_bytes * scale),
+        source="typed in",
+        parts=(),
+    )
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from .chips import CHIPS, COMMON, Chip
+from ..server.sizes import decimal_text
+from .chips import Chip
 from .plan import Plan
-from .roofline import Roofline
+from .speed import speeds
 
 _BAR = 60
 
@@ -18,24 +17,26 @@ def render(plan: Plan, chip: Chip | None = None) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def gb(size: float) -> str:
-    """Decimal gigabytes, as memory is sold; megabytes where small."""
-    return f"{size / 1e9:.1f} GB" if abs(size) >= 0.95e9 else f"{size / 1e6:.0f} MB"
+def _millions(count: float) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 
 def _head(plan: Plan) -> str:
-    weights, count = plan.model.weights, plan.model.weights.parameters
-    size = "" if count is None else f", {count / 1e9:.2f} B parameters"
+    model, weights, count = plan.whole, plan.whole.weights, plan.whole.weights.parameters
+    size = "" if count is None else f", {_millions(count)} parameters"
     if weights.num_experts and weights.active_parameters:
-        size += f" of which {weights.active_parameters / 1e9:.2f} B work on a token"
-    return f"{plan.model.name}: {plan.model.quantization}{size} ({weights.source})"
+        size += f" of which {_millions(weights.active_parameters)} work on a token"
+    head = f"{model.name}: {model.quantization}{size} ({weights.source})"
+    return (
+        head if plan.devices == 1 else f"{head}\n{plan.devices} devices share it; all sizes are those of one of them."
+    )
 
 
 def _sizes(plan: Plan) -> str:
     per_token = plan.kv_bytes_per_token
     held = f"{plan.concurrency} x {plan.context:,} = {plan.concurrency * plan.context:,} tokens"
     rows = [
-        ("weights", plan.weight_bytes, ""),
+        ("weights", plan.weight_bytes, "" if plan.weight_bytes else "not given and not counted"),
         ("buffers", plan.buffer_bytes, "" if plan.buffer_bytes else "not given and not counted"),
         (
             "KV cache",
@@ -44,7 +45,7 @@ def _sizes(plan: Plan) -> str:
         ),
         ("total", plan.total_bytes, ""),
     ]
-    lines = [f"{name:<10}{gb(size):>10}  {text}".rstrip() for name, size, text in rows]
+    lines = [f"{name:<10}{decimal_text(size):>10}  {text}".rstrip() for name, size, text in rows]
     return "\n".join([*lines, "", f"One token costs {per_token:,} bytes ({per_token / 1024:g} KiB) of KV cache."])
 
 
@@ -58,10 +59,13 @@ def _verdict(plan: Plan) -> str:
     mark = min(_BAR, round(budget * scale))
     line = f"[{bar:<{mark}}" + ("]" if len(bar) <= mark else "")
     if len(bar) > mark:
-        line = f"[{bar[:mark]}|{bar[mark:]}  <- {gb(budget)} end at |"
-    word = f"OVER by {gb(over)}" if over > 0 else f"fits, {gb(-over)} left"
+        line = f"[{bar[:mark]}|{bar[mark:]}  <- {decimal_text(budget)} end at |"
+    word = f"OVER by {decimal_text(over)}" if over > 0 else f"fits, {decimal_text(-over)} left"
     pool = plan.room // plan.kv_bytes_per_token if plan.kv_bytes_per_token else 0
-    return f"{line}\n{gb(plan.total_bytes)} of {gb(budget)}: {word}. The memory holds {pool:,} tokens in all."
+    if plan.weight_bytes or plan.buffer_bytes:
+        line += "\n W weights, B buffers, K KV cache"
+    used = f"{decimal_text(plan.total_bytes)} of {decimal_text(budget)}"
+    return f"{line}\n{used}: {word}. The memory holds {pool:,} tokens in all."
 
 
 def _levers(plan: Plan) -> str:
@@ -69,7 +73,8 @@ def _levers(plan: Plan) -> str:
     if not levers:
         return ""
     lines = [
-        f"  {lever.change:<46}{gb(lever.total_bytes):>10}  {'fits' if lever.fits else 'too much'}" for lever in levers
+        f"  {lever.change:<46}{decimal_text(lever.total_bytes):>10}  {'fits' if lever.fits else 'too much'}"
+        for lever in levers
     ]
     return "\n".join(["What would change it, each alone:", *lines])
 
@@ -81,7 +86,7 @@ def _exchange(plan: Plan) -> str:
     lines = ["Total by conversations and context" + (" (! over the budget):" if plan.memory_bytes else ":")]
     lines.append(f"{'':>6}" + "".join(f"{context:>12,}" for context in contexts))
     for count, totals in rows:
-        cells = [f"{gb(total)}{_mark(plan, total)}" for total in totals[skip:]]
+        cells = [f"{decimal_text(total)}{_mark(plan, total)}" for total in totals[skip:]]
         lines.append(f"{count:>6}" + "".join(f"{cell:>12}" for cell in cells))
     if plan.room is not None:
         lines.append(f"{'fit':>6}" + "".join(f"{plan.conversations(context) or 0:>11} " for context in contexts))
@@ -95,16 +100,16 @@ def _mark(plan: Plan, total: int) -> str:
 
 
 def _speed(plan: Plan, chip: Chip | None) -> str:
-    if plan.weight_bytes <= 0:
+    found = speeds(plan, chip)
+    if not found:
         return ""
-    chips: Sequence[Chip] = [chip] if chip else [CHIPS[name] for name in COMMON]
-    lines = ["Decoding, at most (published memory bandwidth and arithmetic; 60 to 85% of it is usual):"]
-    lines.append(f"{'':>12}{'GB/s':>8}{'1 alone':>14}{f'{plan.concurrency} at once':>16}{'each':>12}")
-    for one in chips:
-        roof = Roofline(one, plan.model, plan.kv_bytes_per_token)
-        alone = roof.decode_tokens_per_second(1, plan.context)
-        all_ = roof.decode_tokens_per_second(plan.concurrency, plan.context)
-        cells = f"{alone:>8.0f} tok/s{all_:>10.0f} tok/s{all_ / plan.concurrency:>6.0f} tok/s"
-        fits = "" if plan.total_bytes <= one.memory_gb * 1e9 else f"  (has {one.memory_gb:g} GB at most)"
-        lines.append(f"{one.name:>12}{one.bandwidth_gbs:>8g}{cells}{fits}")
+    what = "memory bandwidth and arithmetic" + (", links between devices" if plan.devices > 1 else "")
+    lines = [f"Decoding, at most (published {what}; 60 to 85% of it is usual):"]
+    lines.append(f"{'':>12}{'GB/s':>8}{'1 alone':>16}{f'{plan.concurrency} at once':>18}{'each':>14}")
+    for one in found:
+        rates = (one.alone, one.together, one.together / plan.concurrency)
+        cells = "".join(f"{rate:>{width},.0f} tok/s" for rate, width in zip(rates, (10, 12, 8), strict=True))
+        memory = one.chip.memory_gb
+        fits = "" if plan.total_bytes <= memory * 1e9 else f"  (has {memory:g} GB at most)"
+        lines.append(f"{one.chip.name:>12}{one.chip.bandwidth_gbs:>8g}{cells}{fits}")
     return "\n".join(lines)

@@ -32,3 +32,10 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.2f} GiB"
+
+
+def decimal_text(size: float) -> str:
+    """Bytes in decimal units, as memory is sold: 16.0 GB, 97 MB, 3 kB."""
+    if abs(size) >= 0.95e9:
+        return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e6:.0f} MB" if abs(size) >= 0.95e6 or not size else f"{size / 1e3:.0f} kB"

@@ -249,6 +249,12 @@ def test_the_engines_own_settings_reach_it(model: Path) -> None:
     assert coarse["cached"] != "0%"
 
 
+def test_two_devices_that_share_a_model_serve_more(model: Path) -> None:
+    load = ["--concurrency", "16", "--num-prompts", "32", "--policies", "bireme"]
+    (one,), (two,) = (simulated(model, *load, "--tensor-parallel", count) for count in ("1", "2"))
+    assert 1.2 < float(two["tok/s out"]) / float(one["tok/s out"]) < 2
+
+
 def test_files_of_text_are_simulated(model: Path, tmp_path: Path) -> None:
     """Words become as many ids as tokens, the same for the same words; a trace keeps its times."""
     path = tmp_path / "chat.jsonl"
@@ -276,6 +282,7 @@ def test_files_of_text_are_simulated(model: Path, tmp_path: Path) -> None:
         (["--concurrency", "1", "--slo", "soon"], "no term of an objective"),
         (["--concurrency", "1", "--max-num-batched-tokens", "8"], "less than max_num_seqs"),
         (["--concurrency", "1", "--weights", "1,0"], "must be above 0"),
+        (["--concurrency", "1", "--tensor-parallel", "3"], "3 devices can't share evenly"),
         (["--dataset", "trace", "--dataset-path", "x", "--concurrency", "1"], "a trace has times of its own"),
         (["--concurrency", "1", "--memory", "1GB"], "does not fit"),
         (["--concurrency", "1", "--fit", "nowhere.json"], "no result of"),

@@ -22,7 +22,10 @@ ALLOWED = {
     "grammar": {"grammar", "core", "models"},
     "backends": {"backends", "core", "models"},
     # A plan asks the backends' own arithmetic, which needs none of their libraries.
-    "planner": {"planner", "core", "models", "server.sizes", "backends.mlx.work", "backends.cuda.memory"},
+    "planner": {
+        *("planner", "core", "models", "server.sizes", "backends.mlx.work", "backends.cuda.memory"),
+        "backends.cuda.tensor_parallel.shares",
+    },
     # The command line names every command, wherever it lives.
     "server": {"server", "grammar", "core", "models", "backends", "planner", "bench.command"},
     "bench": {"bench", "grammar", "server", "core", "models", "backends", "planner", "llm"},

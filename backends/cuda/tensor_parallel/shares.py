@@ -46,13 +46,16 @@ class Shares:
     @classmethod
     def of(cls, checkpoint: Checkpoint, size: int) -> Shares:
         """Raises ValueError, with the numbers and the sizes that work, where a model can't be split so."""
-        config, units = checkpoint.config, (_unit(checkpoint, experts=False), _unit(checkpoint, experts=True))
+        units = (_unit(checkpoint, experts=False), _unit(checkpoint, experts=True))
+        return cls.of_config(checkpoint.config, size, units, checkpoint.name)
+
+    @classmethod
+    def of_config(cls, config: ModelConfig, size: int, units: tuple[int, int], name: str) -> Shares:
+        """As ``of``, of a shape alone; ``units``: columns of the feed-forward and of an expert's that no cut parts."""
         problem = _problem(config, units, size)
         if problem is not None:
             known = [n for n in range(1, config.num_heads + 1) if _problem(config, units, n) is None]
-            raise ValueError(
-                f"tensor_parallel is {size}, and {checkpoint.name} {problem}; it can be {', '.join(map(str, known))}"
-            )
+            raise ValueError(f"tensor_parallel is {size}, and {name} {problem}; it can be {', '.join(map(str, known))}")
         whole = (_widened(width, unit, size) for width, unit in zip(_widths(config), units, strict=True))
         return cls(config, size, *whole)
 
