@@ -61,8 +61,8 @@ class Ops(Protocol):
     softmax and rotary embedding accumulate in float32; outputs have the input's dtype.
     """
 
-    def embedding(self, weight: Any, token_ids: Any) -> Any:
-        """Rows of ``weight`` [V, D] for ``token_ids`` [T]: [T, D]."""
+    def embedding(self, weight: Any, token_ids: Any, scale: float = 1.0) -> Any:
+        """Rows of ``weight`` [V, D] for ``token_ids`` [T], times ``scale`` rounded to their dtype: [T, D]."""
         ...
 
     def linear(self, x: Any, weight: Any) -> Any:
@@ -79,7 +79,8 @@ class Ops(Protocol):
 
     def rope_and_store(self, qkv: Any, layer: Any, step: Any) -> Any:
         """Split ``qkv`` [T, (H + 2 KV) * hd]; norm q and k per head where ``layer`` has the weights (Qwen3); rotate
-        both by their positions (half-split layout); store k and v at the step's slots. Returns q [T, H, hd]."""
+        both by their positions, as the layer's ``rope`` says (half-split layout); store k and v at the step's slots.
+        Returns q [T, H, hd]."""
         ...
 
     def attention(self, q: Any, layer: Any, step: Any) -> Any:
@@ -89,6 +90,10 @@ class Ops(Protocol):
 
     def swiglu(self, gate_up: Any) -> Any:
         """``silu(gate) * up`` of ``gate_up`` [T, 2 F] (gate first): [T, F]."""
+        ...
+
+    def geglu(self, gate_up: Any) -> Any:
+        """``gelu(gate) * up`` of ``gate_up`` [T, 2 F] (gate first), GELU by tanh (arXiv:1606.08415): [T, F]."""
         ...
 
     def take_rows(self, x: Any, index: Any) -> Any:

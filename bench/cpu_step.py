@@ -40,9 +40,9 @@ class TimedOps(CpuOps):
         yield
         self.spent[name] += time.perf_counter() - start
 
-    def embedding(self, weight: Any, token_ids: torch.Tensor) -> torch.Tensor:
+    def embedding(self, weight: Any, token_ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         with self._timed("embedding"):
-            return super().embedding(weight, token_ids)
+            return super().embedding(weight, token_ids, scale)
 
     def linear(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
         outputs, inputs = weight.shape
@@ -70,6 +70,10 @@ class TimedOps(CpuOps):
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         with self._timed("SwiGLU"):
             return super().swiglu(gate_up)
+
+    def geglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        with self._timed("GeGLU"):
+            return super().geglu(gate_up)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -39,8 +39,8 @@ class TimedOps(MlxOps):
         self.spent[name] += time.perf_counter() - start
         return result
 
-    def embedding(self, weight: Any, token_ids: Array) -> Array:
-        return self._timed("embedding", lambda: MlxOps.embedding(self, weight, token_ids))
+    def embedding(self, weight: Any, token_ids: Array, scale: float = 1.0) -> Array:
+        return self._timed("embedding", lambda: MlxOps.embedding(self, weight, token_ids, scale))
 
     def linear(self, x: Array, weight: Any) -> Array:
         return self._timed("linear layers", lambda: MlxOps.linear(self, x, weight))
@@ -66,6 +66,9 @@ class TimedOps(MlxOps):
 
     def swiglu(self, gate_up: Array) -> Array:
         return self._timed("SwiGLU", lambda: MlxOps.swiglu(self, gate_up))
+
+    def geglu(self, gate_up: Array) -> Array:
+        return self._timed("GeGLU", lambda: MlxOps.geglu(self, gate_up))
 
     def take_rows(self, x: Array, index: Array) -> Array:
         return self._timed("rows that sample", lambda: MlxOps.take_rows(self, x, index))

@@ -39,7 +39,7 @@ class MoeConfig:
 class ModelConfig:
     """A decoder's shape. ``head_dim`` is explicit, never derived by a reader of this record."""
 
-    architecture: str  # "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"
+    architecture: str  # "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3"
     vocab_size: int  # rows of the embedding
     hidden_size: int
     intermediate_size: int
@@ -52,9 +52,15 @@ class ModelConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     tie_embeddings: bool = False
     attention_bias: bool = False  # q, k, v projections carry a bias (Qwen2)
-    qk_norm: bool = False  # q and k are normed per head (Qwen3)
+    qk_norm: bool = False  # q and k are normed per head (Qwen3, Gemma 3)
     windows: tuple[int | None, ...] = ()  # per layer: tokens a query sees (itself included), None: all; (): all full
     moe: MoeConfig | None = None  # None: every layer has a plain feed-forward part
+    local_rope: RopeConfig | None = None  # of the layers with a window; None: as the others'
+    attention_scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    embedding_scale: float = 1.0
+    activation: str = "silu"  # of the feed-forward's gate: "silu" or "gelu_tanh"
+    post_norms: bool = False  # what attention and feed-forward put out is normed before it is added (Gemma)
+    wide_norms: bool = False  # norms' weights are sums that 16 bits would round, and are kept in float32 (Gemma)
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
@@ -62,3 +68,11 @@ class ModelConfig:
     def experts(self, layer: int) -> MoeConfig | None:
         """What experts a layer has; None: it has a plain feed-forward part."""
         return self.moe if self.moe is not None and layer not in self.moe.dense_layers else None
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """Every rotary embedding in use; ``rope_index`` says which is a layer's."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rope_index(self, layer: int) -> int:
+        return int(self.local_rope is not None and self.window(layer) is not None)

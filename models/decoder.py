@@ -1,8 +1,9 @@
-"""The Llama family's decoder, written once over ``Ops``: Llama 2 and 3, SmolLM2, Mistral, Mixtral, Qwen2, Qwen3.
+"""The Llama family's decoder, written once over ``Ops``: Llama, SmolLM2, Mistral, Mixtral, Qwen2, Qwen3, Gemma 3.
 
 The families differ only by what the configuration and the checkpoint say: windows per layer (Mistral), biases on the
-projections (Qwen2), norms on q and k (Qwen3), experts (Mixtral, Qwen3-MoE; ``moe.py``). Arrays and weight handles are
-opaque: nothing here knows an array library or how a weight is stored.
+projections (Qwen2), norms on q and k (Qwen3), experts (Mixtral, Qwen3-MoE; ``moe.py``); in Gemma 3 norms on what each
+half of a layer puts out, another rotary embedding in layers with a window, another activation, and embeddings times a
+number. Arrays and weight handles are opaque: nothing here knows an array library or how a weight is stored.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """``down(silu(gate(x)) * up(x))`` (SwiGLU, arXiv:2002.05202); the same weights for every token."""
+    """``down(activation(gate(x)) * up(x))`` (arXiv:2002.05202); the same weights for every token."""
 
     gate_up: Any
     down: Any
+    activation: str = "silu"  # SwiGLU; "gelu_tanh": GeGLU
 
     def __call__(self, ops: Ops, x: Any) -> Any:
-        return ops.linear(ops.swiglu(ops.linear(x, self.gate_up)), self.down)
+        inner = ops.linear(x, self.gate_up)
+        return ops.linear(ops.swiglu(inner) if self.activation == "silu" else ops.geglu(inner), self.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,12 @@ class Layer:
     q_norm: Any | None  # per head, [hd]; None: q and k are not normed
     k_norm: Any | None
     output: Any
-    post_norm: Any
+    mlp_norm: Any
     mlp: FeedForward
     sinks: Any | None = None  # float32 [H]: a score for each head that takes its share of the softmax; None: none
+    rope: int = 0  # which of the configuration's ``ropes``
+    output_norm: Any | None = None  # of attention's output, before it is added; None: added as it is
+    mlp_output_norm: Any | None = None  # of the feed-forward's
 
 
 class Decoder:
@@ -111,7 +117,7 @@ class Decoder:
         """Run one step's packed tokens; the final normed hidden states [N, D] of the tokens at ``rows`` [N], or None
         where none are wanted."""
         eps, last = self.config.rms_norm_eps, self.layers[-1]
-        residual = ops.embedding(self.embed, token_ids)
+        residual = ops.embedding(self.embed, token_ids, self.config.embedding_scale)
         x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
         for layer, following in zip(self.layers, self.layers[1:] + (None,), strict=True):
             q = ops.rope_and_store(ops.linear(x, layer.qkv), layer, step)
@@ -120,27 +126,36 @@ class Decoder:
             x = ops.attention(q, layer, step)
             if layer is last:  # from here on only the wanted rows matter
                 x, residual = ops.take_rows(x, rows), ops.take_rows(residual, rows)
-            x, residual = ops.add_rms_norm(ops.linear(x, layer.output), residual, layer.post_norm, eps)
-            norm = following.input_norm if following else self.norm
-            x, residual = ops.add_rms_norm(layer.mlp(ops, x), residual, norm, eps)
+            x = ops.linear(x, layer.output)
+            if layer.output_norm is not None:
+                x = ops.rms_norm(x, layer.output_norm, eps)
+            x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
+            x = layer.mlp(ops, x)
+            if layer.mlp_output_norm is not None:
+                x = ops.rms_norm(x, layer.mlp_output_norm, eps)
+            x, residual = ops.add_rms_norm(x, residual, following.input_norm if following else self.norm, eps)
         return x
 
 
 def load_layer(config: ModelConfig, index: int, loader: WeightLoader) -> Layer:
     prefix = f"model.layers.{index}."
     q, k, v, output = (prefix + name for name in _LINEARS)
+    post = config.post_norms  # the feed-forward's own norm is then another, and "post" means after
     return Layer(
         index=index,
         window=config.window(index),
-        scale=config.head_dim**-0.5,
+        scale=config.attention_scale or config.head_dim**-0.5,
         eps=config.rms_norm_eps,
         input_norm=loader.norm(prefix + "input_layernorm"),
         qkv=loader.linear(q, k, v),
         q_norm=loader.norm(prefix + "self_attn.q_norm") if config.qk_norm else None,
         k_norm=loader.norm(prefix + "self_attn.k_norm") if config.qk_norm else None,
         output=loader.linear(output),
-        post_norm=loader.norm(prefix + "post_attention_layernorm"),
+        mlp_norm=loader.norm(prefix + ("pre_feedforward_layernorm" if post else "post_attention_layernorm")),
         mlp=load_mlp(config, index, prefix, loader),
+        rope=config.rope_index(index),
+        output_norm=loader.norm(prefix + "post_attention_layernorm") if post else None,
+        mlp_output_norm=loader.norm(prefix + "post_feedforward_layernorm") if post else None,
     )
 
 
@@ -149,4 +164,4 @@ def load_mlp(config: ModelConfig, index: int, prefix: str, loader: WeightLoader)
     if experts is not None:
         return load_moe(experts, prefix, loader)
     gate, up, down = (prefix + name for name in _MLP)
-    return GatedMlp(gate_up=loader.linear(gate, up), down=loader.linear(down))
+    return GatedMlp(loader.linear(gate, up), loader.linear(down), config.activation)

@@ -7,11 +7,12 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from . import gemma
 from .config import MAX_LAYERS, ModelConfig, MoeConfig, RopeConfig
 from .settings import Settings
 from .weight import CheckpointError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")  # Mistral's and Mixtral's files say "llama"
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3")  # Mistral's and Mixtral's files say "llama"
 _WITH_EXPERTS = ("llama", "qwen3moe")
 _CANONICAL = {"qwen3moe": "qwen3_moe"}
 _ROPE_KINDS = ("none", "linear", "yarn")
@@ -52,7 +53,7 @@ def gguf_config(
     if heads % kv_heads:
         raise keys.fail("attention.head_count_kv", f"a divisor of the {heads} heads")
     window = keys.integer("attention.sliding_window", 0, least=0) if architecture == "llama" else 0
-    return ModelConfig(
+    model = ModelConfig(
         architecture=_CANONICAL.get(architecture, architecture),
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -70,6 +71,7 @@ def gguf_config(
         windows=(window,) * layers if window else (),
         moe=_moe(keys, architecture, layers, routed_layers),
     )
+    return gemma.gguf_gemma(keys, model) if architecture == gemma.ARCHITECTURE else model
 
 
 def _moe(keys: Settings, architecture: str, layers: int, routed_layers: Collection[int]) -> MoeConfig | None:

@@ -25,6 +25,7 @@ class GgufSource:
     def __init__(self, files: Sequence[GgufFile]) -> None:
         self.path = str(files[0].path)
         self._files = files
+        self._architecture = str(files[0].metadata.get("general.architecture"))
         self._home: dict[str, tuple[GgufFile, GgufTensor]] = {}
         self._interleaved: tuple[int, int] | None = None  # heads, kv heads
         self._stored: dict[str, StoredTensor] = {}
@@ -35,7 +36,7 @@ class GgufSource:
                     self._add(file, tensor)
 
     def _add(self, file: GgufFile, tensor: GgufTensor) -> None:
-        name = canonical_from_gguf(tensor.name) or f"gguf:{tensor.name}"
+        name = canonical_from_gguf(tensor.name, self._architecture) or f"gguf:{tensor.name}"
         kind = tensor.type.name
         problem = None
         if kind not in DECODABLE:
@@ -87,7 +88,7 @@ class GgufSource:
         return Weight(name, tuple(shape), tensor.type.name, part)
 
     def file_name(self, name: str) -> str:
-        return gguf_from_canonical(name)
+        return gguf_from_canonical(name, self._architecture)
 
     def advise(self, done: bool) -> None:
         for file in self._files:

@@ -25,6 +25,7 @@ def open_folder(folder: Path) -> OpenCheckpoint:
     source = SafetensorsSource(folder, quantization_scheme(inner, str(path)), nested)
     try:
         config = hf_config(Settings(inner, str(path)), has_head=HEAD in source.tensors)
+        source.set_norms(config)
         checkpoint = OpenCheckpoint(
             source=source,
             name=_name(folder),

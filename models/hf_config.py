@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import MAX_LAYERS, ModelConfig, MoeConfig
-from .rope_config import hf_rope
+from . import gemma
+from .config import MAX_LAYERS, ModelConfig, MoeConfig, RopeConfig
+from .rope_config import LAYER_KINDS, hf_rope
 from .settings import Settings
 from .weight import CheckpointError
 
-ARCHITECTURES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+ARCHITECTURES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3")
 _CLASSES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -18,10 +19,11 @@ _CLASSES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma3ForConditionalGeneration": "gemma3",
 }
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 _WITH_EXPERTS = ("mixtral", "qwen3_moe")
-_LAYER_KINDS = ("sliding_attention", "full_attention")
 _MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral configuration lacks the key altogether
 
 
@@ -41,6 +43,9 @@ def hf_config(config: Settings, has_head: bool) -> ModelConfig:
         CheckpointError: an unsupported architecture or feature, or a key missing or out of range.
     """
     architecture = _architecture(config)
+    is_gemma = architecture == gemma.ARCHITECTURE
+    if is_gemma:
+        config = gemma.completed(config)
     _refuse_unsupported(config, architecture)
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -52,8 +57,8 @@ def hf_config(config: Settings, has_head: bool) -> ModelConfig:
     if head_dim % 2:
         raise CheckpointError(f"{config.source}: heads of {head_dim} dims; rotary embedding needs an even number")
     layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
-    rope, context = hf_rope(config, head_dim)
-    return ModelConfig(
+    rope, context = (RopeConfig(), 1) if is_gemma else hf_rope(config, head_dim)
+    model = ModelConfig(
         architecture=architecture,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
@@ -71,12 +76,15 @@ def hf_config(config: Settings, has_head: bool) -> ModelConfig:
         windows=_windows(config, architecture, layers),
         moe=_moe(config, architecture, layers),
     )
+    return gemma.hf_gemma(config, model) if is_gemma else model
 
 
 def _architecture(config: Settings) -> str:
     classes = config.get("architectures") or []
     guess = _CLASSES.get(str(classes[0]), str(classes[0])) if isinstance(classes, list) and classes else None
     name = config.text("model_type", guess)
+    if name in gemma.MODEL_TYPES:
+        return gemma.ARCHITECTURE
     if name in ARCHITECTURES:
         return name
     raise CheckpointError(
@@ -89,7 +97,7 @@ def _refuse_unsupported(config: Settings, architecture: str) -> None:
     for key in _EXPERT_KEYS if architecture not in _WITH_EXPERTS else ():
         if config.has(key) and config.integer(key, least=0):
             raise config.fail(key, f"0 in a {architecture} model; those with experts are {', '.join(_WITH_EXPERTS)}")
-    if config.text("hidden_act", "silu") not in ("silu", "swish"):
+    if architecture != gemma.ARCHITECTURE and config.text("hidden_act", "silu") not in ("silu", "swish"):
         raise config.fail("hidden_act", "silu")
 
 
@@ -121,17 +129,26 @@ def _windows(config: Settings, architecture: str, layers: int) -> tuple[int | No
         return ()
     kinds = config.get("layer_types")
     if kinds is None:
-        first = config.integer("max_window_layers", 28, least=0) if architecture in ("qwen2", "qwen3") else 0
-        slides = [layer >= first for layer in range(layers)]
-    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in _LAYER_KINDS for kind in kinds):
+        slides = _slides(config, architecture, layers)
+    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in LAYER_KINDS for kind in kinds):
         slides = [kind == "sliding_attention" for kind in kinds]
     else:
         raise config.fail("layer_types", f"{layers} times sliding_attention or full_attention")
     return tuple(window if slide else None for slide in slides) if any(slides) else ()
 
 
+def _slides(config: Settings, architecture: str, layers: int) -> list[bool]:
+    """Which layers have the window where ``layer_types`` doesn't say."""
+    if architecture == gemma.ARCHITECTURE:
+        return gemma.slides(config.integer("sliding_window_pattern", gemma.PATTERN), layers)
+    first = config.integer("max_window_layers", 28, least=0) if architecture in ("qwen2", "qwen3") else 0
+    return [layer >= first for layer in range(layers)]
+
+
 def _window(config: Settings, architecture: str) -> int | None:
     switch = architecture.startswith("qwen")
+    if architecture == gemma.ARCHITECTURE:
+        return config.integer("sliding_window")
     if architecture == "llama" or (switch and not config.boolean("use_sliding_window", False)):
         return None
     if config.has("sliding_window"):

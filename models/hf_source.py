@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from .config import ModelConfig
+from .gemma import ARCHITECTURE
 from .ggml_types import DENSE
 from .names import canonical_from_hf, of_expert
 from .safetensors import SafeTensor, SafetensorsFile, open_safetensors
@@ -36,6 +39,7 @@ class SafetensorsSource:
         self._dense: dict[str, SafeTensor] = {}  # those that are no module's, by canonical name
         self._modules: dict[str, Module] = {}  # the quantised ones, by canonical name
         self._stored: dict[str, StoredTensor] = {}
+        self._norms_from_one = False
         self.tensors: Mapping[str, StoredTensor] = self._stored
         try:
             for stem, parts in self._by_stem().items():
@@ -85,7 +89,17 @@ class SafetensorsSource:
         self._names[name] = stored.file_name
         self._stored[name] = stored
 
+    def set_norms(self, config: ModelConfig) -> None:
+        """Gemma's files hold what is to be added to 1: ``load`` then gives the norms' weights themselves, float32."""
+        self._norms_from_one = config.architecture == ARCHITECTURE
+
     def load(self, name: str) -> Weight:
+        weight = self._load(name)
+        if self._norms_from_one and name.endswith("norm.weight"):
+            return Weight(name, weight.shape, "F32", weight.dequantize() + np.float32(1))
+        return weight
+
+    def _load(self, name: str) -> Weight:
         stored = self.tensors[name]
         if name in self._modules:
             return self._scheme.load(self._modules[name], stored)

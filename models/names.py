@@ -28,6 +28,12 @@ _GGUF_LAYER = {
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
+#: Gemma's files call two norms otherwise: "ffn_norm" is what stands before the feed-forward, as everywhere.
+_GGUF_GEMMA = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GGUF_NAME = re.compile(
     r"(?:blk\.(?P<layer>0|[1-9]\d{0,5})\.)?(?P<part>[a-z_]+)(?:\.(?P<expert>0|[1-9]\d{0,5}))?\.(?P<kind>weight|bias)"
 )
@@ -37,7 +43,7 @@ _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MIXTRAL_EXPERT = re.compile(r"(\.block_sparse_moe\.experts\.\d+)\.(w[123])\.")
 
 
-def canonical_from_gguf(name: str) -> str | None:
+def canonical_from_gguf(name: str, architecture: str = "llama") -> str | None:
     """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``; None for a name no decoder here has.
 
     A tensor that holds the matrices of all experts has a ``*`` in the place of the expert's number.
@@ -48,21 +54,26 @@ def canonical_from_gguf(name: str) -> str | None:
     layer, part, kind = match["layer"], match["part"], match["kind"]
     if layer is None:
         return f"{_GGUF_TOP[part]}.{kind}" if part in _GGUF_TOP and not match["expert"] else None
+    names = _layer_names(architecture)
     if match["expert"]:  # files from before April 2024 have a tensor for each expert: "blk.3.ffn_up.7.weight"
-        known = _GGUF_LAYER.get(f"{part}_exps", "").replace("*", match["expert"])
+        known = names.get(f"{part}_exps", "").replace("*", match["expert"])
     else:
-        known = _GGUF_LAYER.get(part, "")
+        known = names.get(part, "")
     return f"model.layers.{layer}.{known}.{kind}" if known else None
 
 
-def gguf_from_canonical(name: str) -> str:
+def _layer_names(architecture: str) -> dict[str, str]:
+    return _GGUF_LAYER | _GGUF_GEMMA if architecture == "gemma3" else _GGUF_LAYER
+
+
+def gguf_from_canonical(name: str, architecture: str = "llama") -> str:
     """The inverse, for messages about tensors that a GGUF file lacks; unknown names come back as they are."""
     stem, _, kind = of_all_experts(name).rpartition(".")
     for part, known in _GGUF_TOP.items():
         if stem == known:
             return f"{part}.{kind}"
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
-    for part, known in _GGUF_LAYER.items():
+    for part, known in _layer_names(architecture).items():
         if match is not None and match[2] == known:
             return f"blk.{match[1]}.{part}.{kind}"
     return name
@@ -87,6 +98,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
     if config.qk_norm:
         layer |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
+    if config.post_norms:
+        layer |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
     for index in range(config.num_layers):
         every = layer | _feed_forward(config, index)
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in every.items()}

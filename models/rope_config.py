@@ -1,18 +1,21 @@
 """RopeConfig out of a Hugging Face configuration, in each of its spellings.
 
 Old files have ``rope_theta`` beside ``rope_scaling`` (kind under ``type`` or ``rope_type``); new ones have both in
-``rope_parameters``.
+``rope_parameters``, which may hold one object for each kind of layer.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from .config import RopeConfig
 from .settings import Settings
 from .weight import CheckpointError
 
 KINDS = ("default", "linear", "llama3", "yarn")
+LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 def hf_rope(config: Settings, head_dim: int) -> tuple[RopeConfig, int]:
@@ -55,6 +58,34 @@ def hf_rope(config: Settings, head_dim: int) -> tuple[RopeConfig, int]:
     if kind == "yarn" or (kind == "linear" and values.has("original_max_position_embeddings")):
         return rope, max(context, int(original * factor))
     return rope, int(context * factor) if kind == "linear" else context
+
+
+def hf_ropes_by_kind(config: Settings, head_dim: int, local_theta: float) -> tuple[RopeConfig, RopeConfig]:
+    """Of the layers that see everything, and of those with a window: two objects in ``rope_parameters``, or
+    ``rope_theta`` with ``rope_scaling`` beside ``rope_local_base_freq``, which nothing scales.
+
+    Args:
+        local_theta: of the layers with a window, where nothing is said of it; the others' default is a million.
+    """
+    given = config.get("rope_parameters")
+    if given is None:
+        scaling = config.get("rope_scaling") or {}
+        if not isinstance(scaling, dict):
+            raise config.fail("rope_scaling", "an object")
+        given = {
+            "full_attention": {"rope_theta": config.get("rope_theta"), **scaling},
+            "sliding_attention": {"rope_theta": config.get("rope_local_base_freq")},
+        }
+    if not isinstance(given, dict) or not all(key in LAYER_KINDS and isinstance(given[key], dict) for key in given):
+        raise config.fail("rope_parameters", f"an object with one for {' and one for '.join(LAYER_KINDS)}")
+    whole, local = (given.get(kind, {}) for kind in LAYER_KINDS)
+    return _one_kind(config, whole, head_dim, 1e6), _one_kind(config, local, head_dim, local_theta)
+
+
+def _one_kind(config: Settings, given: dict[str, Any], head_dim: int, theta: float) -> RopeConfig:
+    values = {key: value for key, value in config.values.items() if not key.startswith("rope_")}
+    parameters = given if given.get("rope_theta") is not None else given | {"rope_theta": theta}
+    return hf_rope(replace(config, values={**values, "rope_parameters": parameters}), head_dim)[0]
 
 
 def _magnitude(values: Settings, factor: float) -> float | None:

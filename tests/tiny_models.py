@@ -28,6 +28,14 @@ SHAPE = {
     "eos_token_id": 257,
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+GEMMA3 = {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "head_dim": 16,
+    "sliding_window": 24,
+    "query_pre_attn_scalar": 16,  # GGUF files do not hold it: it is the head's dims
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "linear", "factor": 8.0},
+}
 #: name -> (transformers class prefix, what differs from SHAPE)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -54,6 +62,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         }
         | {"norm_topk_prob": True},
     ),
+    "gemma3": ("Gemma3", GEMMA3),
 }
 #: Those with experts.
 MIXTURES = ("mixtral", "qwen3_moe")
@@ -78,7 +87,11 @@ def make_tiny(name: str, folder: Path) -> TinyModel:
     """Build variant ``name`` with weights large enough that logits differ by whole units."""
     prefix, changes = VARIANTS[name]
     rope = {"rope_theta": 10000.0, "rope_type": "default", **changes.get("rope_parameters", {})}
-    config = getattr(transformers, prefix + "Config")(**{**SHAPE, **changes, "rope_parameters": rope})
+    kind = prefix + "Config"
+    if prefix == "Gemma3":
+        local = {"rope_theta": 100.0, "rope_type": "default"}
+        rope, kind = {"full_attention": rope, "sliding_attention": local}, "Gemma3TextConfig"
+    config = getattr(transformers, kind)(**{**SHAPE, **changes, "rope_parameters": rope})
     model = getattr(transformers, prefix + "ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -118,7 +131,12 @@ def write_gguf(model: Any, architecture: str, path: Path) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    if arch == "gemma3":
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
@@ -127,7 +145,7 @@ def write_gguf(model: Any, architecture: str, path: Path) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
     if getattr(config, "moe_intermediate_size", None):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    _write_rope(writer, config.rope_parameters, head_dim)
+    _write_rope(writer, rope, head_dim)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([f"t{i}" for i in range(VOCAB)])
@@ -143,8 +161,10 @@ def write_gguf(model: Any, architecture: str, path: Path) -> None:
         part = name.split(".")[-2]
         if arch == "llama" and part in heads:
             values = permute(values, heads[part])
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
         for one, matrix in _experts(name, values):
-            writer.add_tensor(gguf_from_canonical(one), np.ascontiguousarray(matrix))
+            writer.add_tensor(gguf_from_canonical(one, arch), np.ascontiguousarray(matrix))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -41,7 +41,9 @@ class Reference(TorchOps):
 
     def layer(self, window: int | None = None, norms: Any = None, scale: float = 0.3, sinks: Any = None) -> Any:
         q_norm, k_norm = norms or (None, None)
-        return SimpleNamespace(index=0, window=window, scale=scale, eps=1e-5, q_norm=q_norm, k_norm=k_norm, sinks=sinks)
+        return SimpleNamespace(
+            index=0, window=window, scale=scale, eps=1e-5, q_norm=q_norm, k_norm=k_norm, sinks=sinks, rope=0
+        )
 
 
 def reference_ops(

@@ -6,6 +6,8 @@ shared among threads once there is enough work; how they are shared never change
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,9 @@ from .simd import (
 LARGEST = 127.0
 #: The smallest scale, float32's smallest normal number.
 TINY = 2.0**-126
+
+#: GELU by tanh (arXiv:1606.08415): x / 2 (1 + tanh(SLOPE (x + CUBE x^3))).
+GELU_SLOPE, GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
 
 #: Elements worth handing to another thread.
 GRAIN = 8192
@@ -193,17 +198,29 @@ def _quantise(e: Emitter, x: Any, n: Any, codes: Any, scale: Any) -> None:
 quantise = link({"quantise": (4, _quantise)})["quantise"]
 
 
-def _silu_times(e: Emitter, gate: Any, up: Any, out: Any, n: Any) -> None:
-    """``out`` = gate / (1 + e^-gate) * up, all [n]; n a multiple of eight."""
+def _gate_times(turn: Callable[[Emitter, Any], Any]) -> Callable[..., None]:
+    """Code for ``out`` = gate / (1 + e^-t) * up, all [n], t being ``turn`` of the gate; n a multiple of eight."""
+
+    def emit(e: Emitter, gate: Any, up: Any, out: Any, n: Any) -> None:
+        b = e.builder
+        gate, up, out = e.pointer(gate), e.pointer(up), e.pointer(out)
+        with e.loop(n, WIDTH) as i:
+            g = e.load(e.offset(gate, i))
+            sigmoid = b.fdiv(e.splat(1.0), b.fadd(e.splat(1.0), e.exp(b.fsub(e.splat(-0.0), turn(e, g)))))
+            e.store(b.fmul(b.fmul(g, sigmoid), e.load(e.offset(up, i))), e.offset(out, i))
+
+    return emit
+
+
+def _tanh_turn(e: Emitter, g: Any) -> Any:
+    """2 sqrt(2 / pi) (g + 0.044715 g^3): (1 + tanh(z)) / 2 is the logistic function of 2 z."""
     b = e.builder
-    gate, up, out = e.pointer(gate), e.pointer(up), e.pointer(out)
-    with e.loop(n, WIDTH) as i:
-        g = e.load(e.offset(gate, i))
-        sigmoid = b.fdiv(e.splat(1.0), b.fadd(e.splat(1.0), e.exp(b.fsub(e.splat(-0.0), g))))
-        e.store(b.fmul(b.fmul(g, sigmoid), e.load(e.offset(up, i))), e.offset(out, i))
+    inner = e.fma(b.fmul(g, g), e.splat(2 * GELU_SLOPE * GELU_CUBE), e.splat(2 * GELU_SLOPE))
+    return b.fmul(g, inner)
 
 
-silu_times = link({"silu_times": (4, _silu_times)})["silu_times"]
+_linked = link({"silu_times": (4, _gate_times(lambda e, g: g)), "gelu_times": (4, _gate_times(_tanh_turn))})
+silu_times, gelu_times = _linked["silu_times"], _linked["gelu_times"]
 
 
 @kernel()
@@ -217,3 +234,16 @@ def _swiglu_rows(start: int, end: int, gate_up: int, out: int, width: int) -> No
     for row in range(start, end):
         gate = gate_up + row * width * 8
         silu_times(gate, gate + width * 4, out + row * width * 4, width)
+
+
+@kernel()
+def geglu(gate_up: int, out: int, rows: int, width: int) -> None:
+    """``out`` [rows, width] = gelu(gate) * up of ``gate_up`` [rows, 2 * width], GELU by tanh; width in eights."""
+    parallel_for(_geglu_rows, rows, _grain(width), (gate_up, out, width))
+
+
+@kernel()
+def _geglu_rows(start: int, end: int, gate_up: int, out: int, width: int) -> None:
+    for row in range(start, end):
+        gate = gate_up + row * width * 8
+        gelu_times(gate, gate + width * 4, out + row * width * 4, width)

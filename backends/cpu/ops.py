@@ -6,6 +6,7 @@ eight) go to plain torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -48,14 +49,16 @@ def warm_up() -> None:
     )
     step = TorchStep.build(batch, torch.zeros(1, dtype=torch.int64), 4)
     ops.attention(ops.rope_and_store(torch.ones(1, 24), layer, step), layer, step)
-    ops.swiglu(torch.cat(ops.add_rms_norm(x, ops.rms_norm(x, x[0], 1e-5), x[0], 1e-5), dim=1))
+    normed = torch.cat(ops.add_rms_norm(x, ops.rms_norm(x, x[0], 1e-5), x[0], 1e-5), dim=1)
+    ops.swiglu(normed)
+    ops.geglu(normed)
 
 
 class CpuOps(TorchOps):
     """``TorchOps`` with kernels. Tensors it is given are contiguous float32, as its own results are."""
 
-    def __init__(self, config: ModelConfig, kv: KVPool, rope: RopeTable, *, warm: bool = True) -> None:
-        super().__init__(config, kv, rope)
+    def __init__(self, config: ModelConfig, kv: KVPool, *ropes: RopeTable, warm: bool = True) -> None:
+        super().__init__(config, kv, *ropes)
         if warm:
             warm_up()
         self._step: TorchStep | None = None
@@ -80,14 +83,14 @@ class CpuOps(TorchOps):
         heads, dim = self.config.num_heads, self.config.head_dim
         if self.kv.quantized and dim % WIDTH:
             return super().rope_and_store(qkv, layer, step)
-        scales = self._scales(layer)
+        scales, rope = self._scales(layer), self.ropes[layer.rope]
         q = torch.empty((len(qkv), heads, dim), dtype=torch.float32)
         elementwise.rope_and_store(
             qkv.data_ptr(),
             step.positions.data_ptr(),
             step.slots.data_ptr(),
-            self.rope.cos.data_ptr(),
-            self.rope.sin.data_ptr(),
+            rope.cos.data_ptr(),
+            rope.sin.data_ptr(),
             0 if layer.q_norm is None else layer.q_norm.data_ptr(),
             0 if layer.k_norm is None else layer.k_norm.data_ptr(),
             q.data_ptr(),
@@ -99,7 +102,7 @@ class CpuOps(TorchOps):
             heads,
             self.config.num_kv_heads,
             dim,
-            self.rope.cos.shape[1],
+            rope.cos.shape[1],
             layer.eps,
         )
         return q
@@ -118,12 +121,14 @@ class CpuOps(TorchOps):
         return self.kv.key_scales[layer.index], self.kv.value_scales[layer.index]
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        rows, width = len(gate_up), gate_up.shape[1] // 2
-        if width % WIDTH:
+        if gate_up.shape[1] // 2 % WIDTH:
             return super().swiglu(gate_up)
-        out = torch.empty((rows, width), dtype=torch.float32)
-        elementwise.swiglu(gate_up.data_ptr(), out.data_ptr(), rows, width)
-        return out
+        return _gated(elementwise.swiglu, gate_up)
+
+    def geglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if gate_up.shape[1] // 2 % WIDTH:
+            return super().geglu(gate_up)
+        return _gated(elementwise.geglu, gate_up)
 
     def moe(self, x: torch.Tensor, router: Linear, experts: Experts, top_k: int, normalise: bool) -> torch.Tensor:
         if not isinstance(router, DenseLinear) or x.shape[1] % WIDTH:
@@ -144,3 +149,10 @@ class CpuOps(TorchOps):
                 step.host, window, config.num_heads, config.num_kv_heads, config.head_dim, self.kv.keys[0].shape[1]
             )
         return self._plans[window]
+
+
+def _gated(kernel: Callable[[int, int, int, int], None], gate_up: torch.Tensor) -> torch.Tensor:
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=torch.float32)
+    kernel(gate_up.data_ptr(), out.data_ptr(), rows, width)
+    return out

@@ -59,6 +59,9 @@ def planned_weights(checkpoint: Checkpoint, itemsize: int, quantized: bool) -> i
     for name in checkpoint.names():
         stored = checkpoint.stored(name)
         elements = int(np.prod(stored.shape, dtype=np.int64))
+        if checkpoint.config.wide_norms and name.endswith("norm.weight"):
+            total += 4 * elements
+            continue
         total += stored.nbytes if quantized and stored.kind not in DENSE else elements * itemsize
     return total
 

@@ -5,6 +5,8 @@ Exact float32 on a CPU; on a GPU it runs in the weights' dtype with norms, rotat
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -23,18 +25,20 @@ from .weights import Embedding, Linear
 class TorchOps:
     """The operations of ``backends.base.Ops`` over torch tensors, with the KV pool they read and write."""
 
-    def __init__(self, config: ModelConfig, kv: KVPool, rope: RopeTable) -> None:
+    def __init__(self, config: ModelConfig, kv: KVPool, *ropes: RopeTable) -> None:
+        """``ropes``: the tables of ``config.ropes``."""
         self.config = config
         self.kv = kv
-        self.rope = rope
+        self.ropes = ropes
 
     def host_arrays(self, batch: StepBatch, dtype: torch.dtype, device: torch.device) -> dict[str, NDArray[np.int32]]:
         """What attention needs of a step beside its own arrays, made on the host to be sent with them: it comes back as
         the step's ``extra``. ``dtype`` is that of the activations."""
         return {}
 
-    def embedding(self, weight: Embedding, token_ids: torch.Tensor) -> torch.Tensor:
-        return weight(token_ids)
+    def embedding(self, weight: Embedding, token_ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        rows = weight(token_ids)
+        return rows if scale == 1.0 else rows * _rounded(scale, rows.dtype)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         return weight(x)
@@ -56,7 +60,8 @@ class TorchOps:
         q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self.rms_norm(q, layer.q_norm, layer.eps), self.rms_norm(k, layer.k_norm, layer.eps)
-        cos, sin = self.rope.cos[step.positions], self.rope.sin[step.positions]
+        rope = self.ropes[layer.rope]
+        cos, sin = rope.cos[step.positions], rope.sin[step.positions]
         self.kv.store(layer.index, step.slots, rotate(k, cos, sin), v)
         return rotate(q, cos, sin)
 
@@ -88,8 +93,17 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    def geglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
+
     def moe(self, x: torch.Tensor, router: Linear, experts: Experts, top_k: int, normalise: bool) -> torch.Tensor:
         return experts(x, *route(router(x), top_k, normalise), self.swiglu)
 
     def take_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return x[index]
+
+
+@cache
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(value, dtype=dtype))

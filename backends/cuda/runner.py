@@ -187,20 +187,20 @@ class TorchBackend:
         """Load the weights and make the pool: on a GPU if they fit, and as large as what was measured leaves."""
         config, device, loader = self._config, self._device, road.loader
         itemsize = loader.dtype.itemsize
-        rope = RopeTable.build(self._model.rope, self._model.head_dim, self._context, device.device)
+        ropes = [RopeTable.build(r, self._model.head_dim, self._context, device.device) for r in self._model.ropes]
         if not device.asynchronous:
             self._decoder = Decoder(self._model, loader)
             plan = self._agreed(memory.plan_host(checkpoint, config, self._context, itemsize, loader.nbytes))
-            self._ops = road.ops(self._model, self._pool(plan.num_blocks), rope)
+            self._ops = road.ops(self._model, self._pool(plan.num_blocks), *ropes)
             return plan
         budget = memory.Budget(device.total_bytes(), device.free_bytes(), config.gpu_memory_fraction)
         expected = memory.expected_use(checkpoint, config, itemsize, road.quantized)
         memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, expected)
         self._decoder = Decoder(self._model, loader)
-        use = self._measure(road.ops(self._model, self._pool(1), rope), budget, loader.nbytes, wants_graphs)
+        use = self._measure(road.ops(self._model, self._pool(1), *ropes), budget, loader.nbytes, wants_graphs)
         plan = self._agreed(memory.plan_gpu(checkpoint, config, self._context, itemsize, budget, use))
         # one block more than the plan's: the null block, where rows that pad a captured step leave their keys
-        self._ops = road.ops(self._model, self._pool(plan.num_blocks + 1), rope)
+        self._ops = road.ops(self._model, self._pool(plan.num_blocks + 1), *ropes)
         memory.report(plan, use, budget)
         return plan
 

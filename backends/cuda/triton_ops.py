@@ -36,12 +36,13 @@ class TritonOps(TorchOps):
         return norm.add_rms_norm(x, residual, weight, eps)
 
     def rope_and_store(self, qkv: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:
+        table = self.ropes[layer.rope]
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         return rope.rope_and_store(
             qkv,
             norms,
             layer.eps,
-            (self.rope.cos, self.rope.sin),
+            (table.cos, table.sin),
             step.positions,
             step.slots,
             self.kv.keys[layer.index],
@@ -67,6 +68,9 @@ class TritonOps(TorchOps):
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         return activation.swiglu(gate_up)
+
+    def geglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return activation.geglu(gate_up, "tanh")
 
     def _scales(self, layer: Layer) -> tuple[torch.Tensor, torch.Tensor] | None:
         if not self.kv.quantized:

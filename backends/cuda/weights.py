@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from ...models.config import ModelConfig
 from ...models.decoder import WeightLoader
 from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
 from .experts import DenseExperts, Experts
@@ -33,6 +34,11 @@ class DenseEmbedding:
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(token_ids, self.table)
+
+
+def norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """What norms' weights are kept in beside matrices in ``dtype``."""
+    return torch.float32 if config.wide_norms else dtype
 
 
 #: What an operation does with its handle: it calls it. How a weight is stored is the handle's own affair.
@@ -80,12 +86,15 @@ class DenseLoader:
         return DenseLinear(out, self.bias(names, [weight.shape[0] for weight in weights]))
 
     def embedding(self, name: str) -> Embedding:
-        self._tables[name] = self.norm(name)
+        self._tables[name] = self._whole(name, self.dtype)
         return DenseEmbedding(self._tables[name])
 
     def norm(self, name: str) -> torch.Tensor:
+        return self._whole(name, norm_dtype(self.checkpoint.config, self.dtype))
+
+    def _whole(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         weight = self.checkpoint.weight(name + ".weight")
-        out = self._empty(*weight.shape)
+        out = self._empty(*weight.shape, dtype=dtype)
         out.copy_(self._decode(weight))
         return out
 
@@ -132,7 +141,7 @@ class DenseLoader:
         self.count(weight)
         return torch.from_numpy(weight.dequantize())
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        out = torch.empty(shape, dtype=self.dtype, device=self.device)
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         self.nbytes += out.nbytes
         return out

@@ -27,6 +27,9 @@ POWERS: Final = tuple(
 )
 #: A float32 plus this is rounded to an integer n, and the sum's lowest bits hold n + 127: the exponent of 2^n.
 ROUND: Final = 1.5 * 2.0**23 + 127
+#: GELU by tanh (arXiv:1606.08415): x / 2 (1 + tanh(SLOPE (x + CUBE x^3))).
+GELU_SLOPE: Final = math.sqrt(2 / math.pi)
+GELU_CUBE: Final = 0.044715
 #: Fewer elements than this are quicker through MLX's ``power``: the polynomial is 18 operations of 3 us or more.
 FEW: Final = 1 << 16
 #: OpenBLAS multiplies so many rows at a time; some fewer may take it twice as long as a full tile.
@@ -76,8 +79,18 @@ def multiply(x: Array, matrix: Linear) -> Array:
 
 def swiglu(gate: Array, up: Array) -> Array:
     """``gate * sigmoid(gate) * up``"""
-    falling = exp2(mx.minimum(gate * _scalar(-LOG2E), _scalar(126.0)))
-    return gate / (_scalar(1.0) + falling) * up
+    return _gated(gate, gate * _scalar(-LOG2E), up)
+
+
+def geglu(gate: Array, up: Array) -> Array:
+    """``gelu(gate) * up``, GELU by tanh: (1 + tanh(z)) / 2 is the logistic function of 2 z."""
+    cubic = gate * gate * _scalar(-2 * LOG2E * GELU_SLOPE * GELU_CUBE) + _scalar(-2 * LOG2E * GELU_SLOPE)
+    return _gated(gate, gate * cubic, up)
+
+
+def _gated(gate: Array, power: Array, up: Array) -> Array:
+    """``gate / (1 + 2^power) * up``"""
+    return gate / (_scalar(1.0) + exp2(mx.minimum(power, _scalar(126.0)))) * up
 
 
 def attend_decodes(q: Array, k: Array, v: Array, scale: float, seen: Array | None) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...models.config import ModelConfig
 from ...models.decoder import Layer
 from . import cpu
+from .cpu import GELU_CUBE, GELU_SLOPE
 from .experts import Experts, route
 from .kv import KVPool
 from .library import Array, mx, on_metal
@@ -33,9 +34,11 @@ class MlxOps:
         self._on_cpu = not metal and dtype == mx.float32
         self._turn = mx.compile(turn, shapeless=True) if metal else turn
         self._swiglu = cpu.swiglu if self._on_cpu else mx.compile(swiglu, shapeless=True) if metal else swiglu
+        self._geglu = cpu.geglu if self._on_cpu else mx.compile(geglu, shapeless=True) if metal else geglu
 
-    def embedding(self, weight: Embedding, token_ids: Array) -> Array:
-        return weight(token_ids).astype(self.residual)
+    def embedding(self, weight: Embedding, token_ids: Array, scale: float = 1.0) -> Array:
+        rows = weight(token_ids).astype(self.residual)
+        return rows if scale == 1.0 else rows * scale  # MLX rounds a number to the dtype of the array beside it
 
     def linear(self, x: Array, weight: Linear) -> Array:
         return cpu.multiply(x, weight) if self._on_cpu and isinstance(weight, DenseLinear) else weight(x)
@@ -51,14 +54,15 @@ class MlxOps:
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = qkv.reshape(qkv.shape[0], -1, self.config.head_dim)
         v = qkv[:, heads + kv_heads :]
+        rotation = step.rotations[layer.rope]
         if available():
-            q, k = norm_rope(qkv, step.rotation, heads, layer.q_norm, layer.k_norm, layer.eps)
+            q, k = norm_rope(qkv, rotation, heads, layer.q_norm, layer.k_norm, layer.eps)
         elif layer.q_norm is not None and layer.k_norm is not None:
             q = self.rms_norm(qkv[:, :heads], layer.q_norm, layer.eps)
             k = self.rms_norm(qkv[:, heads : heads + kv_heads], layer.k_norm, layer.eps)
-            q, k = step.rotation(q, self._turn), step.rotation(k, self._turn)
+            q, k = rotation(q, self._turn), rotation(k, self._turn)
         else:
-            both = step.rotation(qkv[:, : heads + kv_heads], self._turn)
+            both = rotation(qkv[:, : heads + kv_heads], self._turn)
             q, k = both[:, :heads], both[:, heads:]
         self.kv.store(layer.index, step.blocks, step.offsets, k, v)
         return q
@@ -97,6 +101,10 @@ class MlxOps:
         gate, up = mx.split(gate_up, 2, axis=-1)
         return self._swiglu(gate, up)
 
+    def geglu(self, gate_up: Array) -> Array:
+        gate, up = mx.split(gate_up, 2, axis=-1)
+        return self._geglu(gate, up)
+
     def moe(self, x: Array, router: Linear, experts: Experts, top_k: int, normalise: bool) -> Array:
         return experts(x, *route(self.linear(x, router), top_k, normalise), self.swiglu)
 
@@ -107,3 +115,10 @@ class MlxOps:
 def swiglu(gate: Array, up: Array) -> Array:
     """``gate * sigmoid(gate) * up``"""
     return gate * mx.sigmoid(gate) * up
+
+
+def geglu(gate: Array, up: Array) -> Array:
+    """``gelu(gate) * up``, GELU by tanh, which is the logistic function of twice its argument."""
+    wide = gate.astype(mx.float32)
+    turned = wide * (2 * GELU_SLOPE) * (1 + GELU_CUBE * wide * wide)
+    return (wide * mx.sigmoid(turned)).astype(gate.dtype) * up

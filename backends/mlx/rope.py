@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...models.config import RopeConfig
+from ...models.config import ModelConfig, RopeConfig
 from ...models.rope import frequencies
 from .library import Array, mx
 
@@ -32,8 +32,19 @@ class Rotation:
         return turn(x, swapped, self.cos, self.sin)
 
 
+class RotaryTables:
+    """The rotations of one model: those of each of its ``ropes``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._tables = [RotaryTable(rope, config.head_dim) for rope in config.ropes]
+
+    def at(self, positions: NDArray[np.int32]) -> tuple[Rotation, ...]:
+        """Of the tokens at ``positions`` [T]."""
+        return tuple(table.at(positions) for table in self._tables)
+
+
 class RotaryTable:
-    """The rotations of one model."""
+    """The rotations of one rotary embedding."""
 
     def __init__(self, rope: RopeConfig, head_dim: int) -> None:
         self._inverse, self._magnitude = frequencies(rope, head_dim)

@@ -23,7 +23,7 @@ from .kv import KVPool
 from .library import BLAS_PROBLEM, Array, mx, on_metal
 from .ops import MlxOps
 from .reading import Reading, read
-from .rope import RotaryTable
+from .rope import RotaryTables
 from .sampler import Sampled, Sampler
 from .step import MlxStep, put
 from .storage import choose_storage
@@ -59,7 +59,7 @@ class MlxBackend:
         planner = memory.Planner(checkpoint, config, loader)
         memory.set_limits(planner.plan())  # a model that does not fit is refused here, before a weight is read
         self._decoder: Decoder | None = Decoder(model, loader)
-        self._rope = RotaryTable(model.rope, model.head_dim)
+        self._rope = RotaryTables(model)
         self._unfinished: deque[MlxTicket] = deque()  # in the order of submission; only the first is on the device
         self._begin(model, config, storage.dtype, num_blocks=1)
         measured = self._rehearse(model, config)

@@ -13,7 +13,7 @@ from ...core.step import StepBatch
 from .kv import Keys, KVPool
 from .library import Array, mx
 from .metal.attention import MOST_QUERIES, PagedStep, make_spans
-from .rope import RotaryTable, Rotation
+from .rope import RotaryTables, Rotation
 from .work import GROUP_ELEMENTS, LEAST_TILE, TILE
 
 #: Contexts are padded to a multiple of so many keys, so that freed buffers fit again step after step.
@@ -55,7 +55,7 @@ class MlxStep:
     host: StepBatch
     kv: KVPool
     token_ids: Array  # int32 [T], placeholders filled in
-    rotation: Rotation
+    rotations: tuple[Rotation, ...]  # of each of the model's rotary embeddings
     blocks: Array  # int32 [T], where each token's K and V go
     offsets: Array  # int32 [T], within the block
     logit_rows: Array | None  # int32 [N], last tokens of the sequences that sample
@@ -64,7 +64,7 @@ class MlxStep:
 
     @classmethod
     def build(
-        cls, batch: StepBatch, last_tokens: Array, kv: KVPool, rope: RotaryTable, settle: Callable[[], None]
+        cls, batch: StepBatch, last_tokens: Array, kv: KVPool, rope: RotaryTables, settle: Callable[[], None]
     ) -> MlxStep:
         """``last_tokens`` int32 [rows]: each row's last sampled token, perhaps not computed yet."""
         token_ids = put(batch.token_ids)
@@ -81,7 +81,7 @@ class MlxStep:
             host=batch,
             kv=kv,
             token_ids=token_ids,
-            rotation=rope.at(batch.positions),
+            rotations=rope.at(batch.positions),
             blocks=put(batch.slots // kv.block_size),
             offsets=put(batch.slots % kv.block_size),
             logit_rows=put(last) if len(last) else None,

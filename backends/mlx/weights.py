@@ -57,7 +57,7 @@ class MlxLoader:
         self.quantized = quantized
         self.nbytes = 0
         self.requantised: dict[str, int] = {}
-        self._norm_dtype = mx.float32 if dtype == mx.float16 else dtype
+        self._norm_dtype = mx.float32 if dtype == mx.float16 or checkpoint.config.wide_norms else dtype
         self._scale_dtype = {mx.float16: np.float16}.get(dtype, np.float32)
         self._present = frozenset(checkpoint.names())
         self._tables: dict[str, Linear] = {}

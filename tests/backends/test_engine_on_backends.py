@@ -119,7 +119,7 @@ def mixed() -> dict[str, tuple[tuple[int, ...], SamplingParams]]:
     }
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "qwen3_moe", "gemma3"])
 def test_together_is_alone(engine, same, name):
     requests = mixed()
     wanted = alone(engine, name, requests)

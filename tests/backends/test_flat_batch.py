@@ -10,7 +10,7 @@ ROUNDING = {"atol": 1e-4, "rtol": 0}
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma3"])
 def test_chunked_prefill_is_one_shot_prefill(tiny, drive, name, chunk):
     driver = drive(tiny(name).folder)
     tap = LogitTap(driver)
@@ -26,7 +26,7 @@ def test_chunked_prefill_is_one_shot_prefill(tiny, drive, name, chunk):
         tap.logits.clear()
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3"])
 def test_batched_is_alone(tiny, drive, name):
     """C18. Prompts of 3, 12 and 50 tokens, also while others join and leave."""
     driver = drive(tiny(name).folder)

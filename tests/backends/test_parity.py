@@ -30,7 +30,7 @@ def test_logits_equal_transformers(tiny, drive, name, kind):
         np.testing.assert_allclose(tap.logits[-1][0], wanted[length - 1], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "mistral", "qwen2", "qwen3", *MIXTURES])
+@pytest.mark.parametrize("name", ["llama_tied", "mistral", "qwen2", "qwen3", "gemma3", *MIXTURES])
 def test_greedy_decoding_equals_transformers(tiny, drive, name):
     model, driver = tiny(name), drive(tiny(name).folder)
     ids = IDS[:20]
@@ -40,7 +40,7 @@ def test_greedy_decoding_equals_transformers(tiny, drive, name):
     assert driver.generate([driver.add(ids)], 24) == [wanted[20:]]
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen2", "qwen3", *MIXTURES])
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen2", "qwen3", "gemma3", *MIXTURES])
 def test_every_tensor_is_read_once(tiny, name):
     """A tied head is read and held once; nothing that the checkpoint holds is left out."""
     config = open_checkpoint(tiny(name).gguf).config

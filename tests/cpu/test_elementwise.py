@@ -66,6 +66,15 @@ def test_swiglu(random, rows, width):
     close(ops.swiglu(both), gate * torch.sigmoid(gate) * up)
 
 
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [8, 12, 2048])
+def test_geglu(random, rows, width):
+    ops, reference = make()
+    both = torch.randn(rows, 2 * width, generator=random) * 4
+    both[0, :3] = torch.tensor([-60.0, 3e4, -3e4])  # powers of e beyond float32
+    close(ops.geglu(both), reference.geglu(both.double()))
+
+
 def test_exponentials_over_their_whole_range():
     ops, _ = make()
     gate = torch.linspace(-100, 100, 80008)
@@ -77,7 +86,7 @@ def test_exponentials_over_their_whole_range():
     assert result[~near].abs().max() < 1e-32
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "swiglu"])
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "swiglu", "geglu"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_row_is_sick_alone(random, name, bad):
     ops, _ = make()
@@ -86,6 +95,7 @@ def test_a_bad_row_is_sick_alone(random, name, bad):
         "rms_norm": lambda x: ops.rms_norm(x, weight, 1e-5),
         "add_rms_norm": lambda x: ops.add_rms_norm(x, x, weight, 1e-5)[0],
         "swiglu": ops.swiglu,
+        "geglu": ops.geglu,
     }[name]
     x = torch.randn(300, 64, generator=random)
     healthy = apply(x)
@@ -106,7 +116,7 @@ def test_rope_and_store(random, rows, dim, rotary, norm):
     batch = step(positions, [0, rows], [rows], np.zeros((1, 1)), slots)
     torch_step = TorchStep.build(batch, torch.zeros(1, dtype=torch.int64), 16)
     norms = [torch.rand(dim, generator=random) + 0.5 if norm else None for _ in range(2)]
-    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=norms[0], k_norm=norms[1])
+    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=norms[0], k_norm=norms[1], rope=0)
     qkv = torch.randn(rows, 15 * dim, generator=random)
     close(ops.rope_and_store(qkv, layer, torch_step), reference.rope_and_store(qkv, layer, torch_step), 4e-6)
     close(ops.kv.keys[0], reference.kv.keys[0], 4e-6)
@@ -121,7 +131,7 @@ def test_rope_and_store_int8(random, rows, dim, rotary):
     slots = torch.randperm(640, generator=random)[:rows].numpy()
     batch = step(np.arange(rows) * 2, [0, rows], [rows], np.zeros((1, 1)), slots)
     torch_step = TorchStep.build(batch, torch.zeros(1, dtype=torch.int64), 16)
-    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=None, k_norm=None)
+    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=None, k_norm=None, rope=0)
     qkv = torch.randn(rows, 15 * dim, generator=random)
     value = qkv.view(rows, 15, dim)[:, 12:]
     value[0, 0], value[-1, 1] = 0.0, 1e-42

@@ -204,7 +204,7 @@ def test_yarn_without_truncation_is_refused() -> None:
 # refusals and nesting
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "gpt_oss", "deepseek_v3", "mamba"])
+@pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss", "deepseek_v3", "mamba"])
 def test_unsupported_architecture_is_named(model_type: str) -> None:
     with pytest.raises(CheckpointError, match=f"unsupported architecture {model_type} .*supported: llama"):
         read(model_type=model_type)

@@ -102,12 +102,17 @@ def test_powers_of_two_on_a_cpu(size_of_arrays):
     assert (odd[:3] < 1.2e-38).all() and (odd[:3] >= 0).all() and np.isnan(odd[3])
 
 
-def test_swiglu_on_a_cpu(size_of_arrays):
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+def test_gates_on_a_cpu(size_of_arrays, name):
     gate = np.concatenate([np.linspace(-100, 100, 9_999), [-3e4, 3e4, np.nan]]).astype(np.float32)
     up = np.random.default_rng(0).standard_normal(len(gate)).astype(np.float32)
-    plain = np.array(ops.swiglu(mx.array(gate), mx.array(up)))
-    np.testing.assert_allclose(np.array(cpu.swiglu(mx.array(gate), mx.array(up))), plain, rtol=2e-6, atol=1e-30)
+    plain, ours = (np.array(getattr(module, name)(mx.array(gate), mx.array(up))) for module in (ops, cpu))
+    np.testing.assert_allclose(ours, plain, rtol=2e-6, atol=1e-30 if name == "swiglu" else 1e-8)
     assert np.isnan(plain[-1])
+    if name == "geglu":
+        gate = gate[:-1].astype(np.float64)
+        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        np.testing.assert_allclose(ours[:-1], gate / 2 * (1 + np.tanh(inner)) * up[:-1], rtol=2e-6, atol=1e-6)
 
 
 def heads_of(rng, *shape):

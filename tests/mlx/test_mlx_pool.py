@@ -13,10 +13,9 @@ from bireme.backends.mlx.kv import KVPool
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.metal.attention import MOST_QUERIES, Geometry
 from bireme.backends.mlx.rehearsal import extra_bytes
-from bireme.backends.mlx.rope import RotaryTable
 from bireme.backends.mlx.step import MlxStep, PagedGroup
 from bireme.backends.trial_steps import trial_step
-from bireme.models.config import ModelConfig, RopeConfig
+from bireme.models.config import ModelConfig
 
 POOL = 96 << 20  # bytes; far more than a step of a tiny model needs
 ONE_ARRAY = POOL // 6  # three layers, K and V
@@ -112,11 +111,12 @@ def test_a_long_prompt_has_a_bounded_workspace(tiny, on_mlx, monkeypatch, way):
 def test_chunks_beside_paged_decodes_are_bounded_too(tiny, on_mlx, monkeypatch, window):
     """On Metal: few queries go to the kernel that reads the pool, and what is left is gathered within the bound."""
     monkeypatch.setattr(step, "GROUP_ELEMENTS", 1 << 16)
-    kv = on_mlx(tiny("llama").folder).backend._kv
+    backend = on_mlx(tiny("llama").folder).backend
+    kv = backend._kv
     kv.paged = Geometry(4, 2, 16, 16, "float32")
     spans = [(1, 400), (MOST_QUERIES, 90), (MOST_QUERIES + 1, 200), (300, 500), (1, 1)]
     groups = MlxStep.build(
-        trial_step(spans, 16), mx.zeros((8,), mx.int32), kv, RotaryTable(RopeConfig(1e4), 16), lambda: None
+        trial_step(spans, 16), mx.zeros((8,), mx.int32), kv, backend._rope, lambda: None
     ).attention_groups(window, 4)
     paged, *gathered = groups.parts
     assert isinstance(paged, PagedGroup) and paged.paged.spans.tokens == 1 + MOST_QUERIES + 1

@@ -71,7 +71,7 @@ def test_sequences_come_and_go(tiny):
     assert sum(graph.replays for graph in device.graphs) == drive.backend._graphs.replays > 10
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["mistral", "qwen3", "gemma3"])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 def test_windows_norms_and_codes(tiny, name, kv_cache_dtype):
     made = []

@@ -28,7 +28,16 @@ def config(heads: int = 6, kv_heads: int = 2, head_dim: int = 8, rotary: int | N
 
 def layer(window: int | None = None, **extra) -> SimpleNamespace:
     return SimpleNamespace(
-        **{"index": 0, "window": window, "scale": 0.3, "eps": 1e-5, "q_norm": None, "k_norm": None, "sinks": None},
+        **{
+            "index": 0,
+            "window": window,
+            "scale": 0.3,
+            "eps": 1e-5,
+            "q_norm": None,
+            "k_norm": None,
+            "sinks": None,
+            "rope": 0,
+        },
         **extra,
     )
 
@@ -110,7 +119,7 @@ def test_rope_and_store(rotary, normed):
     qkv = RANDOM.standard_normal((3, 10 * 8)).astype(np.float32)
     norms = [RANDOM.standard_normal(8).astype(np.float32) for _ in range(2)] if normed else [None, None]
     handles = [None if n is None else torch.from_numpy(n) for n in norms]
-    part = SimpleNamespace(index=0, eps=1e-5, q_norm=handles[0], k_norm=handles[1])
+    part = SimpleNamespace(index=0, eps=1e-5, q_norm=handles[0], k_norm=handles[1], rope=0)
     q = ops.rope_and_store(torch.from_numpy(qkv), part, step).numpy()
     heads = qkv.reshape(3, 10, 8).astype(np.float64)
 
@@ -134,7 +143,7 @@ def test_rope_and_store(rotary, normed):
             assert (kv.values[0][block, offset, head].numpy() == qkv.reshape(3, 10, 8)[token, 8 + head]).all()
 
 
-def test_norms_and_swiglu():
+def test_norms_and_gates():
     shape = config()
     ops = TorchOps(shape, KVPool(shape, 1, BLOCK, torch.float32, CPU), RopeTable.build(shape.rope, 8, 4, CPU))
     x, r, w = (torch.from_numpy(RANDOM.standard_normal(s).astype(np.float32)) for s in ((5, 12), (5, 12), 12))
@@ -145,6 +154,32 @@ def test_norms_and_swiglu():
     np.testing.assert_array_equal(residual, x + r)
     gate, up = x[:, :6].double().numpy(), x[:, 6:].double().numpy()
     np.testing.assert_allclose(ops.swiglu(x), gate / (1 + np.exp(-gate)) * up, atol=1e-6)
+    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    np.testing.assert_allclose(ops.geglu(x), gate / 2 * (1 + np.tanh(inner)) * up, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype, factor", [(torch.float32, 25.298221281347036), (torch.bfloat16, 25.25)])
+def test_embeddings_are_scaled_by_a_number_of_their_own_dtype(dtype, factor):
+    """As transformers does it: the square root of 640 is 25.25 to a bfloat16 model."""
+    ops = TorchOps(config(), KVPool(config(), 1, BLOCK, torch.float32, CPU))
+    table = torch.ones(3, 8, dtype=dtype)
+    rows = ops.embedding(lambda ids: table[ids], torch.tensor([0, 2]), 640**0.5)
+    assert rows.dtype == dtype
+    torch.testing.assert_close(rows.double(), torch.full((2, 8), factor, dtype=torch.float64), rtol=1e-7, atol=0)
+    assert ops.embedding(lambda ids: table[ids], torch.tensor([1])).eq(1).all()
+
+
+def test_each_layer_turns_by_its_own_table():
+    shape = config()
+    ropes = [RopeTable.build(RopeConfig(theta=theta), 8, 8, CPU) for theta in (1e4, 10.0)]
+    both = TorchOps(shape, KVPool(shape, 2, BLOCK, torch.float32, CPU), *ropes)
+    step = TorchStep.build(batch([(0, 5)], np.array([[1, 0]])), torch.zeros(1, dtype=torch.int64), BLOCK)
+    qkv = torch.from_numpy(RANDOM.standard_normal((5, 80)).astype(np.float32))
+    for index, rope in enumerate(ropes):
+        one = TorchOps(shape, KVPool(shape, 2, BLOCK, torch.float32, CPU), rope)
+        asked = layer()
+        asked.rope = index
+        assert torch.equal(both.rope_and_store(qkv, asked, step), one.rope_and_store(qkv, layer(), step))
 
 
 def test_groups_stay_within_their_bound():

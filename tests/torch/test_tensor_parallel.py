@@ -104,7 +104,9 @@ def agree(one, two) -> None:
     assert talk(two) == talk(one)
 
 
-ARCHITECTURES = ["llama", "llama_tied", "llama_mha_dim24", "llama3_rope", "mistral", "qwen2", "qwen3", *MIXTURES]
+ARCHITECTURES = [
+    "llama", "llama_tied", "llama_mha_dim24", "llama3_rope", "mistral", "qwen2", "qwen3", "gemma3", *MIXTURES
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

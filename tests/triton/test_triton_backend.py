@@ -30,18 +30,19 @@ def test_a_mixed_step(dtype):
     config = shape(4, 2, 64)
     reference, step = reference_ops(config, dtype), step_of([(33, 1), (20, 5), (0, 1)])
     fill(reference.kv, step)
-    ops = TritonOps(config, reference.kv, reference.rope)
+    ops = TritonOps(config, reference.kv, *reference.ropes)
     q = torch.randn(7, 4, 64)
     close(ops.attention(q, reference.layer(), step), reference.attention(q, reference.layer(), step), 8)
     windowed = reference.layer(9)
     close(ops.attention(q, windowed, step), reference.attention(q, windowed, step), 8)
 
 
-def test_a_model_says_the_same(tiny):
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_a_model_says_the_same(tiny, name):
     """A chunked prompt and decodes beside it, one of them drawn by chance."""
     made = []
     for parts in ({}, {"ops": TritonOps, "sampler": TritonSampler}):
-        checkpoint = open_checkpoint(tiny("qwen3").folder)
+        checkpoint = open_checkpoint(tiny(name).folder)
         road = Road(DenseLoader(checkpoint, torch.float32, CPU), **parts)
         backend = TorchBackend(checkpoint, EngineConfig(block_size=16), road)
         driver = Driver(backend)

@@ -90,7 +90,7 @@ def test_rope_and_store(heads, kv_heads, dim, rotary, normed, dtype):
         qkv,
         norms,
         layer.eps,
-        (ops.rope.cos, ops.rope.sin),
+        (ops.ropes[0].cos, ops.ropes[0].sin),
         step.positions,
         step.slots,
         mine.keys[0],
@@ -110,7 +110,7 @@ def test_a_row_without_a_slot_stores_nothing():
     slots = torch.tensor([-1, -1])
     qkv = torch.randn(2, 4 * 64)
     q = rope.rope_and_store(
-        qkv, None, 1e-5, (ops.rope.cos, ops.rope.sin), step.positions, slots, mine.keys[0], mine.values[0], 2
+        qkv, None, 1e-5, (ops.ropes[0].cos, ops.ropes[0].sin), step.positions, slots, mine.keys[0], mine.values[0], 2
     )
     assert q.isfinite().all()
     assert (mine.keys[0] == 7).all() and (mine.values[0] == 7).all()
@@ -128,8 +128,8 @@ def test_a_quantised_cache_is_written_as_the_reference_writes_it(kept):
     qkv[2, 5 * 64 :] = 0
     wanted = ops.rope_and_store(qkv, ops.layer(), step)
     found = rope.rope_and_store(
-        qkv, None, 1e-5, (ops.rope.cos, ops.rope.sin), step.positions, step.slots, mine.keys[0], mine.values[0], 2,
-        (mine.key_scales[0], mine.value_scales[0]),
+        qkv, None, 1e-5, (ops.ropes[0].cos, ops.ropes[0].sin), step.positions, step.slots,
+        mine.keys[0], mine.values[0], 2, (mine.key_scales[0], mine.value_scales[0]),
     )  # fmt: skip
     close(found, wanted)
     for one, other in zip(mine.arrays, ops.kv.arrays, strict=True):
