@@ -9,29 +9,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from ..backends.base import Backend, Ticket
-from . import pooling, scores
-from .account import OUTPUT_WEIGHT
 from .config import EngineConfig
-from .constraint import Outcome
+from .delivery import Delivery
 from .door import Door
 from .grammar import Grammar
 from .intake import Limits, make_group
 from .invariants import find_problems, quarantine
-from .masks import MaskThreads
 from .plan import BuiltStep
 from .request import (
     FinishReason,
     Request,
     RequestRejectedError,
     SequenceOutput,
-    TokenLogprob,
 )
-from .results import keep_read, logprobs_by_place
 from .scheduler import Scheduler
-from .sequence import Group, Sequence
 from .stats import EngineStats, UserCounts
 from .watch import EngineView, StepWatch
 
@@ -40,8 +32,6 @@ log = logging.getLogger(__name__)
 #: Of a step's time, how much the next waits for masks that are being made. A row that is left out loses a whole one.
 _PATIENCE = 0.25
 _IDLE_PATIENCE = 0.1  # seconds; with nothing else to do
-
-_NAN = "the model gave NaN logits for this sequence"
 
 
 class EngineDeadError(RuntimeError):
@@ -88,11 +78,9 @@ class Engine:
         self.limits = Limits(self.max_model_len, info.num_blocks * info.block_size, info.vocab_size, info.end_ids)
         self.scheduler = Scheduler(config, info.num_blocks, info.block_size, self.max_model_len, info.model_name, clock)
         self._door = Door(config, self.limits, self.scheduler)
+        self._delivery = Delivery(self.scheduler, self._door)
         self._check = check_every_step
-        self._groups: dict[str, Group] = {}
         self._in_flight: deque[_InFlight] = deque()
-        self._outputs: list[SequenceOutput] = []
-        self._masks = MaskThreads()
         self._order = 0
         self._rng = random.Random()
         self._started = self._last_step_time = self._waiting_since = clock()
@@ -107,7 +95,7 @@ class Engine:
         Raises as ``add`` does.
         """
         self._raise_if_dead()
-        self._door.review(request, request.request_id in self._groups, beside, beside_own)
+        self._door.review(request, request.request_id in self._delivery.groups, beside, beside_own)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
         """Queue a request. ``grammar`` is what ``request.params.grammar`` was compiled to.
@@ -131,7 +119,7 @@ class Engine:
         if not self.scheduler.queue:
             self._waiting_since = self.clock()
         self._order += len(group.seqs)
-        self._groups[request.request_id] = group
+        self._delivery.groups[request.request_id] = group
         group.arrived = request.arrival_time or self.clock()
         self.scheduler.counters.requests_added += 1
         self.scheduler.add(group.seqs[0])
@@ -139,20 +127,19 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> bool:
         """End a request, or its sequence ``index`` alone, whatever it is doing; its blocks are free when this returns.
         The next ``step`` hands out the sequences' last outputs. False when no such request or sequence is under way."""
-        group = self._groups.get(request_id)
+        group = self._delivery.groups.get(request_id)
         if group is None:
             return False
         ended = [seq for seq in group.seqs if seq.finish_reason is None and index in (None, seq.index)]
         for seq in ended:
-            self._finish(seq, FinishReason.ABORT)
-            self._report(seq, ())
+            self._delivery.end(seq, FinishReason.ABORT)
             if index is not None and seq is seq.leader and group.held:
                 self.scheduler.release_siblings(seq)
         return bool(ended)
 
     def started(self, request_id: str) -> bool:
         """Whether a step has worked on the request yet; true after its end too."""
-        group = self._groups.get(request_id)
+        group = self._delivery.groups.get(request_id)
         return group is None or group.cached_tokens is not None
 
     def step(self) -> list[SequenceOutput]:
@@ -169,20 +156,17 @@ class Engine:
             raise self._die(error) from error
         if self._check:
             self.check()
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        return self._delivery.hand_out()
 
     def has_work(self) -> bool:
         """Whether ``step`` has something to do or to hand out."""
-        return bool(self._groups or self._in_flight or self._outputs)
+        return bool(self._in_flight) or self._delivery.pending
 
     def close(self) -> None:
         """Drop everything and free the device. Safe to call twice."""
         self._dead = self._dead or "the engine is closed"
-        self._groups.clear()
         self._in_flight.clear()
-        self._outputs.clear()
-        self._masks.close()
+        self._delivery.close()
         self.backend.close()
 
     def check(self, *, repair: bool = False) -> list[str]:
@@ -197,7 +181,7 @@ class Engine:
         """A snapshot of counters and occupancy."""
         scheduler, counters, pool = self.scheduler, self.scheduler.counters, self.scheduler.kv.pool
         running = scheduler.rows.num_running
-        held = sum(len(group.held) for group in self._groups.values())
+        held = sum(len(group.held) for group in self._delivery.groups.values())
         quiet = self.clock() - max(self._last_step_time, self._waiting_since)
         return EngineStats(
             running=running,
@@ -242,12 +226,12 @@ class Engine:
     def _step(self) -> None:
         while self._in_flight and self._in_flight[0].ticket.done():
             self._collect()
-        if self._masks.outstanding:
-            self._take_masks(_PATIENCE * self._last_step_seconds)
+        if self._delivery.masks.outstanding:
+            self._delivery.take_masks(_PATIENCE * self._last_step_seconds)
         built = None
         if len(self._in_flight) < self.backend.info.max_in_flight:
             built = self.scheduler.schedule()
-            self._end_out_of_room()
+            self._delivery.end_out_of_room()
         if built is not None:
             if self._watch is not None:
                 self._watch.submitted(built, self.scheduler.rows, self.clock())
@@ -258,28 +242,7 @@ class Engine:
         if self._in_flight and (built is None or len(self._in_flight) >= self.backend.info.max_in_flight):
             self._collect()
         elif built is None and not self._in_flight:
-            self._take_masks(_IDLE_PATIENCE)
-
-    def _take_masks(self, patience: float) -> None:
-        """Go on with the sequences whose grammars have said what may follow; end those they ended."""
-        for seq, outcome in self._masks.take(patience):
-            if seq.finish_reason is not None:
-                continue
-            if outcome is Outcome.GOES_ON:
-                self.scheduler.rows.waits[seq.row : seq.row + 1] = False  # no row: an empty slice
-            elif outcome is Outcome.COMPLETE:
-                self._finish(seq, FinishReason.STOP)
-                self._report(seq, ())
-            else:
-                assert seq.constraint is not None
-                self._finish(seq, FinishReason.ERROR)
-                self._report(seq, (), error=seq.constraint.error)
-
-    def _end_out_of_room(self) -> None:
-        for seq in self.scheduler.out_of_room:
-            self._finish(seq, FinishReason.LENGTH)
-            self._report(seq, ())
-        self.scheduler.out_of_room.clear()
+            self._delivery.take_masks(_IDLE_PATIENCE)
 
     def _collect(self) -> None:
         """Wait for the oldest step and deal its tokens out."""
@@ -289,103 +252,16 @@ class Engine:
         if self._watch is not None:
             self._watch.done(built.batch.step_id, result.elapsed, self.clock())
         self.scheduler.cost.observe(built.batch.num_tokens, built.pairs, result.elapsed)
-        rows = self.scheduler.rows
-        there = np.fromiter((seq.row >= 0 for seq in built.sampled), np.bool_, len(built.sampled))
-        if there.all():
-            rows.learn(built.sampled_rows, result.tokens)
-        else:
-            rows.learn(built.sampled_rows[there], result.tokens[there])
-        if built.reads:
-            keep_read(built.reads, result)
-        bad = set(np.flatnonzero(result.nan).tolist())
-        logprobs = logprobs_by_place(built.sampled, result)
-        taken, outputs = 0, self._outputs
-        for i, (seq, token) in enumerate(zip(built.sampled, result.tokens.tolist(), strict=True)):
-            if seq.finish_reason is not None:
-                continue  # found ended one step late
-            if seq.row < 0:
-                seq.num_pending -= 1
-            if i in bad:
-                self._finish(seq, FinishReason.ERROR)
-                self._report(seq, (), error=_NAN)
-                continue
-            taken += 1
-            tokens, account = seq.tokens, seq.account
-            tokens.append(token)
-            account.counter += OUTPUT_WEIGHT / account.weight
-            if token in seq.stop_ids or len(tokens) >= seq.limit or seq.constraint is not None or not seq.reported:
-                self._take(seq, token, logprobs.get(i))
-            else:  # what nearly every token of nearly every step is
-                scores = (logprobs[i],) if i in logprobs else None
-                outputs.append(SequenceOutput(seq.request_id, seq.index, (token,), scores))
-        self.scheduler.counters.tokens_generated += taken
-
-    def _take(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        """A token, known already, after which something may happen: it may be the last. An end token wins over the
-        limit it comes at, and so does a grammar to which nothing can be added: its sequence ends with STOP after a
-        token that is text."""
-        if token in seq.stop_ids and seq.num_outputs >= seq.group.request.params.min_tokens:
-            self._finish(seq, FinishReason.STOP)
-        elif len(seq.tokens) >= seq.limit:
-            if seq.constraint is not None and seq.constraint.completes(token):
-                self._report(seq, (token,), logprob)
-                self._finish(seq, FinishReason.STOP)
-                self._report(seq, ())
-                return
-            self._finish(seq, FinishReason.LENGTH)
-        elif seq.constraint is not None:
-            self._masks.follow(seq, seq.constraint, token)
-        self._report(seq, (token,), logprob)
-
-    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """``seq`` ends and gives back all it holds."""
-        self.scheduler.remove(seq, poisoned=reason is FinishReason.ERROR)
-        seq.finish_reason = reason
-        self.scheduler.counters.finished[reason] += 1
-        group = seq.group
-        group.num_unfinished -= 1
-        if seq is seq.leader and group.held and reason is not FinishReason.ABORT:
-            self.scheduler.release_siblings(seq)
-        if not group.num_unfinished:
-            del self._groups[group.request.request_id]
-            self._door.ended()
-
-    def _report(
-        self, seq: Sequence, tokens: tuple[int, ...], logprob: TokenLogprob | None = None, error: str | None = None
-    ) -> None:
-        cached = scored = None
-        if not seq.reported:
-            scored = scores.take(seq) if tokens else None
-            cached, seq.reported = seq.group.cached_tokens, True
-        logprobs = None if logprob is None else (logprob,)
-        self._outputs.append(
-            SequenceOutput(
-                seq.request_id,
-                seq.index,
-                tokens,
-                logprobs,
-                seq.finish_reason,
-                cached,
-                error,
-                scored,
-                pooling.embedding(seq),
-            )
-        )
+        self._delivery.deal(built, result)
 
     def _die(self, error: Exception) -> EngineDeadError:
         """Fail everything under way; hand out with it what was known already."""
-        log.error("the engine has failed; %d requests end with it", len(self._groups), exc_info=error)
+        delivery = self._delivery
+        log.error("the engine has failed; %d requests end with it", len(delivery.groups), exc_info=error)
         self._dead = f"the engine has failed: {type(error).__name__}: {error}"
         self._in_flight.clear()
-        for group in self._groups.values():
-            for seq in group.seqs:
-                if seq.finish_reason is None:
-                    seq.finish_reason = FinishReason.ERROR
-                    self.scheduler.counters.finished[FinishReason.ERROR] += 1
-                    self._report(seq, (), error=self._dead)
-        self._groups.clear()
-        outputs, self._outputs = self._outputs, []
-        return EngineDeadError(self._dead, outputs)
+        delivery.fail_all(self._dead)
+        return EngineDeadError(self._dead, delivery.hand_out())
 
     def _raise_if_dead(self) -> None:
         if self._dead is not None:

@@ -1,25 +1,19 @@
-"""The HTTP process's end of the engine: starts it, talks to it, notices its death or silence, restarts it."""
+"""Requests that the HTTP process has with the engine: submitted, followed, failed when it dies; and its restarts."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
-import sys
 import time
 from collections.abc import Callable
 from enum import StrEnum
-
-import msgspec
-import zmq
-import zmq.asyncio
 
 from ..backends.base import BackendInfo
 from ..core.config import EngineConfig
 from ..core.request import Request
 from ..core.stats import EngineStats
-from .engine_process import Boot
+from .engine_link import EngineLink, cancel, exit_text
 from .errors import ApiError, from_rejection
 from .messages import (
     Abort,
@@ -31,14 +25,12 @@ from .messages import (
     Ready,
     Step,
     Stop,
-    ToEngine,
     View,
     Watch,
-    encode,
 )
 from .restarts import Restarts
 from .settings import EngineSpec, ServerSettings
-from .socket_folder import SocketFolder, remove_stale
+from .socket_folder import remove_stale
 from .stream import RequestStream
 
 logger = logging.getLogger("bireme.server")
@@ -55,15 +47,11 @@ class EngineState(StrEnum):
 
 
 class EngineClient:
-    """One engine process and the requests it serves. All methods are called on the event loop."""
+    """An engine that is kept alive, and the requests it serves. All methods are called on the event loop."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
-        self._folder: SocketFolder | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._link = EngineLink(self._take)
         self._streams: dict[str, RequestStream] = {}
         self._closing = False
         self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
@@ -90,7 +78,7 @@ class EngineClient:
 
         Raises ``ApiError`` 503 while there is no engine to take it.
         """
-        if self._socket is None or self.state not in (EngineState.READY, EngineState.STALLED):
+        if not self._listens():
             raise self.unavailable()
         if not self._streams:
             self._progress_at = time.monotonic()
@@ -98,14 +86,14 @@ class EngineClient:
         grammar_field = "" if grammar is None else grammar.field
         stream = RequestStream(request.request_id, prompt_field, changed, grammar_field)
         self._streams[request.request_id] = stream
-        self._send(Add(request))
+        self._link.send(Add(request))
         return stream
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Stop a request, or one of its sequences; ``index`` None ends its stream."""
         if index is None and self._streams.pop(request_id, None) is None:
             return
-        self._send(Abort(request_id, index))
+        self._link.send(Abort(request_id, index))
 
     def finished(self, request_id: str) -> None:
         """The request's last output was read; forget it."""
@@ -114,8 +102,8 @@ class EngineClient:
     def watch(self, on_view: Callable[[View], None] | None) -> None:
         """Have the engine send views to ``on_view`` from now on, also after a restart; None: no more."""
         self._on_view = on_view
-        if self._socket is not None and self.state in (EngineState.READY, EngineState.STALLED):
-            self._send(Watch(on_view is not None))
+        if self._listens():
+            self._link.send(Watch(on_view is not None))
 
     def fail_all(self, error: ApiError) -> None:
         """End every open stream with ``error`` and stop the engine's work on it."""
@@ -140,23 +128,35 @@ class EngineClient:
         """Ask the engine to exit, or end it where it can't listen yet; ``run`` returns when it is gone."""
         self._closing = True
         if self.state is EngineState.READY:
-            self._send(Stop())
-        elif self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            self._link.send(Stop())
+        else:
+            self._link.kill()
+
+    def remove_folder(self) -> None:
+        """Remove the socket's folder."""
+        self._link.remove_folder()
 
     def terminate(self) -> None:
         """Free the messaging context, once ``run`` has returned or was never called."""
-        self._context.destroy(linger=0)
+        self._link.terminate()
+
+    def _listens(self) -> bool:
+        """Whether there is an engine to take messages."""
+        return self._link.open and self.state in (EngineState.READY, EngineState.STALLED)
 
     async def _supervise(self, spec: EngineSpec) -> None:
         while True:
-            code = await self._run_process(spec)
+            watching = asyncio.create_task(self._watch())
+            try:
+                code = await self._link.run(spec)
+            finally:
+                await cancel(watching)
             if self._closing or self.state is EngineState.FAILED:
                 return
             self._report_death(code)
             delay = self._restarts.died()
             if delay is None:
-                self._fail(f"its process died {self._restarts.deaths} times in a row, last with {_exit_text(code)}")
+                self._fail(f"its process died {self._restarts.deaths} times in a row, last with {exit_text(code)}")
                 return
             logger.warning("engine restart %d of %d in %.1f s", self._restarts.deaths, self._restarts.limit, delay)
             await asyncio.sleep(delay)
@@ -164,7 +164,7 @@ class EngineClient:
     def _report_death(self, code: int) -> None:
         """Fail what was running. The requests' ids go to the log, so a client's report can be matched."""
         self.deaths += 1
-        text = _exit_text(code)
+        text = exit_text(code)
         ids = ", ".join(self._streams) or "none"
         logger.error("engine process ended unexpectedly (%s); requests lost: %s", text, ids)
         self._set_state(EngineState.RESTARTING)
@@ -177,49 +177,6 @@ class EngineClient:
             stream.fail(error)
         self._streams.clear()
 
-    async def _run_process(self, spec: EngineSpec) -> int:
-        """Start one engine process and talk to it until it exits; returns its exit code."""
-        self._folder = SocketFolder()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.bind(self._folder.address)
-        process = self._process = await _spawn(Boot(self._folder.address, spec))
-        try:
-            exited = asyncio.create_task(process.wait())
-            listening = asyncio.create_task(self._listen(self._socket))
-            watching = asyncio.create_task(self._watch())
-            await asyncio.wait((exited, listening), return_when=asyncio.FIRST_COMPLETED)
-            if listening.done() and not exited.done():
-                process.kill()
-            code = await exited
-            await _cancel(listening)
-            await _cancel(watching)
-            self._drain(self._socket)
-            return code
-        finally:
-            if process.returncode is None:
-                process.kill()
-            self._socket.close(linger=0)
-            self._socket = None
-            self.remove_folder()
-
-    def remove_folder(self) -> None:
-        """Remove the socket's folder."""
-        if self._folder is not None:
-            self._folder.remove()
-            self._folder = None
-
-    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            self._take(self._decode(await socket.recv()))
-
-    def _drain(self, socket: zmq.asyncio.Socket) -> None:
-        """Take what a dead engine had still sent, its reason for a failed load above all."""
-        shadow: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
-        with contextlib.suppress(zmq.ZMQError):
-            while True:
-                self._take(self._decode(shadow.recv(zmq.NOBLOCK)))
-
     def _take(self, message: FromEngine) -> None:
         self._progress_at = self._progress_at if isinstance(message, Step | View) else time.monotonic()
         if isinstance(message, Step):
@@ -230,7 +187,7 @@ class EngineClient:
             self.info, self.config = message.info, message.config
             self._set_state(EngineState.READY)
             if self._on_view is not None:
-                self._send(Watch(True))
+                self._link.send(Watch(True))
         elif isinstance(message, View):
             self.stats = message.stats
             if self._on_view is not None:
@@ -297,29 +254,3 @@ class EngineClient:
     def _set_state(self, state: EngineState) -> None:
         self.state = state
         self.changed.set()
-
-    def _send(self, message: ToEngine) -> None:
-        if self._socket is not None:
-            self._socket.send(encode(message))  # never waits: the socket has no high-water mark and its peer is there
-
-
-async def _spawn(boot: Boot) -> asyncio.subprocess.Process:
-    """Start the engine process: own session (Ctrl-C in the terminal is ours alone), standard input as its lifeline."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "bireme.server.engine_process"),
-        stdin=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(boot) + b"\n")
-    return process
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-def _exit_text(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

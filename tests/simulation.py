@@ -77,7 +77,7 @@ class Simulation:
         )
 
     def group(self, request_id: str) -> list[Sequence]:
-        return self.engine._groups[request_id].seqs
+        return self.engine._delivery.groups[request_id].seqs
 
     def abort(self, request_id: str) -> bool:
         found = self.engine.abort(request_id)

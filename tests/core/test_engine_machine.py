@@ -94,7 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 100))
     def abort(self, which: int) -> None:
         request_id = self.ids[which % len(self.ids)]
-        alive = request_id in self.simulation.engine._groups
+        alive = request_id in self.simulation.engine._delivery.groups
         assert self.simulation.abort(request_id) == alive
 
     @rule(count=st.integers(1, 12))
