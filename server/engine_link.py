@@ -11,8 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from .engine_process import Boot
-from .messages import FromEngine, ToEngine, encode
+from .messages import Boot, FromEngine, ToEngine, encode
 from .settings import EngineSpec
 from .socket_folder import SocketFolder
 

@@ -29,6 +29,7 @@ from .loading import find_loader, grammar_compiler
 from .messages import (
     Abort,
     Add,
+    Boot,
     Died,
     FromEngine,
     LoadFailed,
@@ -42,7 +43,6 @@ from .messages import (
     Watch,
     encode,
 )
-from .settings import EngineSpec
 
 if TYPE_CHECKING:
     from ..core.engine import Engine
@@ -59,13 +59,6 @@ PROGRESS_EVERY = 0.1  # seconds between load reports
 
 #: Failures of loading that one line explains.
 EXPECTED = (ValueError, OSError, ImportError, MemoryError, DeviceUnavailableError)
-
-
-class Boot(msgspec.Struct):
-    """The first line on standard input."""
-
-    address: str
-    spec: EngineSpec
 
 
 class EngineLoop:

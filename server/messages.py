@@ -12,6 +12,14 @@ from ..core.config import EngineConfig
 from ..core.request import Request, SequenceOutput
 from ..core.stats import EngineStats
 from ..core.watch import EngineView
+from .settings import EngineSpec
+
+
+class Boot(msgspec.Struct):
+    """The first line on the engine process's standard input, in JSON: what to build and where to connect."""
+
+    address: str
+    spec: EngineSpec
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):

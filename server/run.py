@@ -11,10 +11,10 @@ import socket
 import sys
 import threading
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from .app import create_app
 from .client import EngineClient, EngineState
 from .errors import ApiError
 from .frontend import load_frontend
@@ -30,6 +30,9 @@ from .state import ServerState
 from .tracing import start_tracing
 from .users.directory import Directory
 from .users.store import UserError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 logger = logging.getLogger("bireme.server")
 
@@ -69,7 +72,8 @@ class BiremeServer:
         self._error: str | None = None
         self._http = _HttpServer(
             uvicorn.Config(
-                create_app(self.state),
+                self._create_app,
+                factory=True,
                 loop="uvloop",
                 http=protocol(settings.max_header_size),
                 proxy_headers=bool(settings.trusted_proxies),
@@ -99,6 +103,7 @@ class BiremeServer:
         alive = asyncio.create_task(watchdog(self._moves))
         reports = asyncio.create_task(report_statistics(self.state, self._settings.stats_interval))
         try:
+            await asyncio.to_thread(self._http.config.load)  # imports FastAPI while the engine starts
             await self._http.serve(sockets=[self._listener])
         finally:
             reports.cancel()
@@ -106,6 +111,11 @@ class BiremeServer:
             await self._stop_engine(engine)
             await self._close_books()
         return self._error
+
+    def _create_app(self) -> FastAPI:
+        from .app import create_app
+
+        return create_app(self.state)
 
     async def _close_books(self) -> None:
         """Write down what was used, and send the last traces: a collector that does not answer holds nobody up."""

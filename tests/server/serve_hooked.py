@@ -15,12 +15,13 @@ from starlette.responses import Response
 
 from bireme.core.config import EngineConfig
 from bireme.core.slo import parse_slo
+from bireme.server import app as app_module
 from bireme.server import run
 from bireme.server.listen import bind
 from bireme.server.settings import EngineSpec, ServerSettings
 from bireme.server.state import ServerState
 
-original_app = run.create_app
+original_app = app_module.create_app
 
 
 def app_inside_plain_middleware(state: ServerState) -> FastAPI:
@@ -40,7 +41,7 @@ def app_inside_plain_middleware(state: ServerState) -> FastAPI:
 
 
 def main() -> None:
-    run.create_app = app_inside_plain_middleware
+    app_module.create_app = app_inside_plain_middleware
     model, options = sys.argv[1], json.loads(sys.argv[2])
     options.setdefault("users_db", "none")
     os.environ["BIREME_TEST_LOAD_S"] = str(options.pop("load_s", 0))
