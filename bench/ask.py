@@ -19,6 +19,8 @@ from typing import Any
 
 import httpx
 
+_REASON = 200  # characters kept of what a server says went wrong
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -78,6 +80,7 @@ class Sample:
     cached_tokens: int | None = None
     finished: bool = False  # a finish reason came
     failure: str | None = None  # its kind; None: it ended well
+    reason: str = ""  # of a failure, in the server's words or the library's
     times: list[float] = field(default_factory=list)  # of every chunk with text
     text: str = ""  # the answer, where a next turn needs it
     user: str = ""
@@ -97,16 +100,15 @@ async def ask(client: httpx.AsyncClient, target: Target, prompt: Prompt, due: fl
                 if response.status_code == 200:
                     await _read(response, sample)
                 else:
-                    await response.aread()
-                    sample.failure = f"HTTP {response.status_code}"
+                    sample.failure, sample.reason = f"HTTP {response.status_code}", _words(await response.aread())
     except TimeoutError:
         sample.failure = "timeout"
     except httpx.TimeoutException:
         sample.failure = "timeout"
     except httpx.HTTPError as error:
-        sample.failure = f"connection ({type(error).__name__})"
-    except (ValueError, TypeError, AttributeError):
-        sample.failure = "malformed answer"
+        sample.failure, sample.reason = f"connection ({type(error).__name__})", _line(str(error))
+    except (ValueError, TypeError, AttributeError) as error:
+        sample.failure, sample.reason = "malformed answer", _line(str(error))
     sample.end = time.perf_counter()
     return sample
 
@@ -114,7 +116,7 @@ async def ask(client: httpx.AsyncClient, target: Target, prompt: Prompt, due: fl
 async def _read(response: httpx.Response, sample: Sample) -> None:
     async for event in _events(response):
         if event.get("error"):
-            sample.failure = "error event"
+            sample.failure, sample.reason = "error event", _message(event)
             return
         _usage(event.get("usage"), sample)
         for choice in event.get("choices") or ():
@@ -129,6 +131,23 @@ async def _read(response: httpx.Response, sample: Sample) -> None:
         sample.failure = "no token"
     elif not sample.finished:
         sample.failure = "cut off"
+
+
+def _words(body: bytes) -> str:
+    """What an error's body says, of whatever form it is."""
+    try:
+        return _message(json.loads(body))
+    except ValueError:
+        return _line(body.decode("utf-8", "replace"))
+
+
+def _message(answer: Any) -> str:
+    error = answer.get("error", answer.get("detail")) if isinstance(answer, dict) else answer
+    return _line(str(error.get("message", error) if isinstance(error, dict) else error))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_REASON]
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from .level import LATENCIES, PERCENTILES
 from .svg import Series, plot
 
 _STYLE = """
@@ -19,7 +20,7 @@ th { vertical-align: bottom; white-space: normal; }
 table.facts { font-size: 14px; } table.facts td { text-align: left; white-space: normal; border: 0; }
 table.facts td:first-child { white-space: nowrap; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1em; }
+.plots { margin-top: 1em; display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1em; }
 figure { margin: 0; } figcaption { font-weight: 600; }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
 svg .grid { stroke: #8884; } svg .series polyline { fill: none; stroke-width: 2; }
@@ -41,6 +42,17 @@ _COLUMNS = (
         for p in (50, 95, 99)
     ),
 )
+#: What was asked and given in all: folded away under the report's table.
+_TOTALS = (
+    ("num_prompts", "sent", 0),
+    ("completed", "completed", 0),
+    ("failed", "failed", 0),
+    ("rejected", "of them rejected", 0),
+    ("total_input_tokens", "tokens in", 0),
+    ("total_cached_tokens", "of them cached", 0),
+    ("total_output_tokens", "tokens out", 0),
+    ("duration", "seconds", 2),
+)
 
 
 def page(run: dict[str, Any], headline: str = "", notes: Sequence[str] = ()) -> str:
@@ -52,7 +64,7 @@ def page(run: dict[str, Any], headline: str = "", notes: Sequence[str] = ()) -> 
         parts.append(f'<p class="headline">{escape(headline)}</p>')
     parts += [f'<p class="failed">{escape(note)}</p>' for note in notes]
     ordered = sorted(levels, key=lambda level: level["x"] or float("inf"))
-    parts += [table(ordered), "<p>Times are milliseconds, percentiles by nearest rank.</p>"]
+    parts += [table(ordered), "<p>Times are milliseconds, percentiles by nearest rank.</p>", _details(ordered)]
     parts += ['<div class="plots">', *_plots(ordered), "</div>"]
     about = {key: value for key, value in run.items() if key not in ("levels", "label", "best")}
     return document(title, "".join([*parts, measured(about)]))
@@ -86,15 +98,32 @@ def document(title: str, body: str) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
-def table(levels: Sequence[dict[str, Any]]) -> str:
-    """One row per level; columns that no level has are left out."""
-    columns = [column for column in _COLUMNS if any(level.get(column[0]) is not None for level in levels)]
+def table(levels: Sequence[dict[str, Any]], wanted: Sequence[tuple[str, str, int]] = _COLUMNS) -> str:
+    """One row per level; columns (key, title, digits) that no level has are left out."""
+    columns = [column for column in wanted if any(level.get(column[0]) is not None for level in levels)]
     head = "".join(f"<th>{escape(title)}</th>" for _, title, _ in columns)
     rows = []
     for level in levels:
         cells = "".join(f"<td>{_cell(level.get(key), digits)}</td>" for key, _, digits in columns)
         rows.append(f"<tr><td>{escape(str(level['level']))} ({escape(str(level['loop']))})</td>{cells}</tr>")
     return f"<table><tr><th>load</th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _details(levels: Sequence[dict[str, Any]]) -> str:
+    """Every latency of every level with its mean and all its percentiles, and the tokens; folded away."""
+    names = ("n", "mean", *(f"p{p}" for p in PERCENTILES))
+    rows = []
+    for level in levels:
+        for name, title in LATENCIES.items():
+            values = [level.get(f"{kind}_{name}" if kind == "n" else f"{kind}_{name}_ms") for kind in names]
+            cells = "".join(f"<td>{_cell(value, int(i > 0))}</td>" for i, value in enumerate(values))
+            rows.append(f"<tr><td>{escape(str(level['level']))}, {title}</td>{cells}</tr>")
+        lengths = [(level.get("output_lengths") or {}).get(kind) for kind in names]
+        cells = "".join(f"<td>{_cell(value, 0)}</td>" for value in lengths)
+        rows.append(f"<tr><td>{escape(str(level['level']))}, tokens out of a request</td>{cells}</tr>")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    body = f"{table(levels, _TOTALS)}<table><tr><th>ms, or tokens</th>{head}</tr>{''.join(rows)}</table>"
+    return f"<details><summary>All totals, latencies and lengths</summary>{body}</details>"
 
 
 def _cell(value: float | None, digits: int) -> str:

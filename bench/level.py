@@ -15,7 +15,8 @@ from .objective import Attainment, Objective, values_ms
 from .percentile import percentile
 
 PERCENTILES = (50, 90, 95, 99)
-METRICS = ("ttft", "tpot", "itl", "inter_chunk", "e2el", "client_queue_time")
+#: Latencies that people are shown, by their key's part.
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "inter_chunk": "between chunks", "e2el": "E2E"}
 _REJECTED = ("HTTP 429", "HTTP 503")
 
 
@@ -98,6 +99,7 @@ class Level:
     duration: float  # first due to last end
     completed: int
     failures: Mapping[str, int]
+    reasons: Mapping[str, str]  # by kind of failure: the first one's, in the server's words
     input_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -136,7 +138,11 @@ class Level:
         return self.attainment.good / self.duration if self.duration > 0 else 0.0
 
     def failed_line(self) -> str:
-        kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(self.failures.items()))
+        def named(kind: str, count: int) -> str:
+            reason = self.reasons.get(kind)
+            return f"{count} x {kind}" + (f" ({reason})" if reason else "")
+
+        kinds = ", ".join(named(kind, count) for kind, count in sorted(self.failures.items()))
         return f"{self.failed} of {self.failed + self.completed} requests FAILED: {kinds}" if self.failures else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -148,6 +154,7 @@ class Level:
             "completed": self.completed,
             "failed": self.failed,
             "failures": dict(self.failures),
+            "failure_reasons": dict(self.reasons),
             "rejected": self.rejected,
             "total_input_tokens": self.input_tokens,
             "total_output_tokens": self.output_tokens,
@@ -187,6 +194,7 @@ def summarise(
         duration=duration,
         completed=len(good),
         failures=dict(Counter(sample.failure for sample in samples if sample.failure is not None)),
+        reasons={s.failure: s.reason for s in reversed(samples) if s.failure is not None and s.reason},
         input_tokens=sum(sample.prompt_tokens or 0 for sample in good),
         output_tokens=sum(sample.output_tokens for sample in good),
         cached_tokens=sum(sample.cached_tokens or 0 for sample in good),

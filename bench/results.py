@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .level import METRICS, PERCENTILES, Level, Load
-
-_KINDS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "inter_chunk": "between chunks", "e2el": "E2E"}
+from .level import LATENCIES, PERCENTILES, Level, Load
 
 
 @dataclass(slots=True)
@@ -67,11 +65,13 @@ def level_text(level: Level) -> str:
         f"{ms(level.output_lengths.mean)} each; at most {level.max_concurrent} at once",
         f"  {'ms':<15}{'n':>8}{'mean':>10}" + "".join(f"{f'p{p}':>10}" for p in PERCENTILES),
     ]
-    for name in METRICS:
+    if not level.completed:
+        lines = lines[:1]
+    for name, title in LATENCIES.items():
         spread = level.spreads[name]
-        if name in _KINDS and spread.n:
+        if spread.n:
             cells = "".join(f"{ms(spread.percentiles[p]):>10}" for p in PERCENTILES)
-            lines.append(f"  {_KINDS[name]:<15}{spread.n:>8}{ms(spread.mean):>10}{cells}")
+            lines.append(f"  {title:<15}{spread.n:>8}{ms(spread.mean):>10}{cells}")
     if level.load.loop == "open":
         queue = level.spreads["client_queue_time"]
         lines.append(f"  sent later than due: p99 {ms(queue.percentiles[99])} ms, most {ms(level.max_send_lag_ms)} ms")

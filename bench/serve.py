@@ -196,7 +196,8 @@ def word_source(target: Target, chat: bool) -> WordSource:
     text = source.draw(random.Random("calibrate"), 400)
     sample = first_request(target, text, chat)
     if sample.failure not in (None, "no token") and sample.prompt_tokens is None:
-        raise ValueError(f"a first request to {target.url} failed: {sample.failure}")
+        reason = f" ({sample.reason})" if sample.reason else ""
+        raise ValueError(f"a first request to {target.url} failed: {sample.failure}{reason}")
     if sample.prompt_tokens:
         source.tokens_per_word = sample.prompt_tokens / len(text.split())
     return source

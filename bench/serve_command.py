@@ -259,4 +259,9 @@ class _Progress:
             self._status.update(f"{what}: {done} of {total} requests")
 
     def say(self, text: str) -> None:
+        """Print ``text`` where the live line is not."""
+        if self._status:
+            self._status.stop()
         print(text, flush=True)
+        if self._status:
+            self._status.start()

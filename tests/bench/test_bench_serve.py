@@ -195,6 +195,7 @@ def test_four_levels_with_json_and_html(tmp_path: Path) -> None:
     assert level["slo_attainment"] == 1 and level["request_goodput"] == pytest.approx(level["request_throughput"])
     page = report.read_text(encoding="utf-8")
     assert page.count("<svg") == 5 and not re.search(r"(src|href)=", page)
+    assert "4 at once, between chunks</td>" in page and "<th>of them cached</th>" in page
     both = bench("--compare", str(found), str(found))
     assert both.exit_code == 0 and "ratio" in both.output and "1.00" in both.output
 
@@ -246,6 +247,23 @@ def test_failures_are_loud() -> None:
         )
     assert result.exit_code == 1
     assert "3 of 3 requests FAILED: 3 x HTTP 429" in result.output
+
+
+def test_a_failure_says_why(tmp_path: Path) -> None:
+    """The server's own words, beside the kind: in the text and in the record."""
+    found, body = tmp_path / "run.json", b'{"error": {"message": "top_p is 7;\\n it must be 0 to 1"}}'
+
+    async def answer(writer: asyncio.StreamWriter, number: int, asked: dict[str, Any]) -> None:
+        writer.write(b"HTTP/1.1 400 Bad\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    with serving(answer) as url:
+        given = ["--url", url, "--model", "fake", "--concurrency", "1", "--num-prompts", "2", "--json", str(found)]
+        result = bench(*given, "--tokenizer", "demo")
+        refused = bench(*given)
+    assert "2 x HTTP 400 (top_p is 7; it must be 0 to 1)" in result.stderr
+    (level,) = json.loads(found.read_text(encoding="utf-8"))["levels"]
+    assert level["failure_reasons"] == {"HTTP 400": "top_p is 7; it must be 0 to 1"}
+    assert refused.exit_code == 2 and "HTTP 400 (top_p is 7; it must be 0 to 1)" in " ".join(refused.stderr.split())
 
 
 def test_a_server_that_refuses_ignore_eos_is_measured_without_it() -> None:
