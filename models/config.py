@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MAX_LAYERS = 1024  # more than any decoder has; a corrupt count must not become a long loop
+# More than any decoder has; a corrupt count must not become a long loop.
+MAX_LAYERS = 1024
+MAX_MATRICES = 1 << 18  # in all layers and experts together
 
 
 @dataclass(frozen=True, slots=True)

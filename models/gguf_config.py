@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from . import gemma
 from .config import MAX_LAYERS, ModelConfig, MoeConfig, RopeConfig
+from .names import most_experts
 from .settings import Settings
 from .weight import CheckpointError
 
@@ -77,7 +78,7 @@ def gguf_config(
 def _moe(keys: Settings, architecture: str, layers: int, routed_layers: Collection[int]) -> MoeConfig | None:
     """The experts, if there are any: in the layers that have a router, their shares always divided by their sum, as
     llama.cpp does for these architectures."""
-    count = keys.integer("expert_count", 0, least=0)
+    count = keys.integer("expert_count", 0, least=0, most=most_experts(layers))
     if not count:
         return None
     if architecture not in _WITH_EXPERTS:

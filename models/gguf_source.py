@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import ModelConfig
+from .config import MAX_MATRICES, ModelConfig
 from .ggml_types import DECODABLE
 from .gguf import GgufFile, GgufTensor
-from .names import ROPE_DIVISORS, canonical_from_gguf, expert_of, gguf_from_canonical, of_expert
+from .names import ROPE_DIVISORS, canonical_from_gguf, gguf_from_canonical, matrices_of, of_expert
 from .source import StoredTensor
 from .weight import CheckpointError, Weight
 
@@ -26,14 +26,18 @@ class GgufSource:
         self.path = str(files[0].path)
         self._files = files
         self._architecture = str(files[0].metadata.get("general.architecture"))
-        self._home: dict[str, tuple[GgufFile, GgufTensor]] = {}
+        self._home: dict[str, tuple[GgufFile, GgufTensor, int]] = {}  # and the first of its rows there
         self._interleaved: tuple[int, int] | None = None  # heads, kv heads
         self._stored: dict[str, StoredTensor] = {}
         self.tensors: Mapping[str, StoredTensor] = self._stored
-        for file in files:
-            for tensor in file.tensors.values():
-                if tensor.name != ROPE_DIVISORS:
-                    self._add(file, tensor)
+        try:
+            for file in files:
+                for tensor in file.tensors.values():
+                    if tensor.name != ROPE_DIVISORS:
+                        self._add(file, tensor)
+        except CheckpointError:
+            self.close()
+            raise
 
     def _add(self, file: GgufFile, tensor: GgufTensor) -> None:
         name = canonical_from_gguf(tensor.name, self._architecture) or f"gguf:{tensor.name}"
@@ -42,18 +46,31 @@ class GgufSource:
         if kind not in DECODABLE:
             problem = f"has type {kind}, which is not supported; supported: {', '.join(sorted(DECODABLE))}"
         if "*" not in name:
-            self._stored[name] = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
-            self._home[name] = (file, tensor)
+            stored = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
+            self._put(name, stored, (file, tensor, 0))
             return
-        count, *shape = tensor.shape if len(tensor.shape) == 3 else (0,)
-        if not count:
+        names = matrices_of(name)
+        if len(tensor.shape) != 3 or tensor.shape[1] % len(names):
             problem = f"has shape {tensor.shape}; wanted: three dimensions, the experts' number first"
-            self._stored[name] = StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem)
-        for expert in range(count):
-            one = of_expert(name, expert)
-            nbytes = tensor.nbytes // count
-            self._stored[one] = StoredTensor(tensor.name, tuple(shape), kind, nbytes, problem=problem)
-            self._home[one] = (file, tensor)
+            self._put(name, StoredTensor(tensor.name, tensor.shape, kind, tensor.nbytes, problem=problem))
+            return
+        count, rows = tensor.shape[0] * len(names), tensor.shape[1] // len(names)
+        stored = StoredTensor(tensor.name, (rows, tensor.shape[2]), kind, tensor.nbytes // count, problem=problem)
+        for index in range(count):
+            expert, part = divmod(index, len(names))
+            self._put(of_expert(names[part], expert), stored, (file, tensor, index * rows))
+
+    def _put(self, name: str, stored: StoredTensor, home: tuple[GgufFile, GgufTensor, int] | None = None) -> None:
+        if name in self._stored:
+            twice = f"{self._stored[name].file_name} and {stored.file_name}"
+            raise CheckpointError(f"{self.path}: tensors {twice} are both {name}")
+        if len(self._stored) == MAX_MATRICES:
+            raise CheckpointError(
+                f"{self.path}: corrupt: more than {MAX_MATRICES} matrices, at tensor {stored.file_name}"
+            )
+        self._stored[name] = stored
+        if home is not None:
+            self._home[name] = home
 
     def set_row_order(self, config: ModelConfig) -> None:
         """ "llama" files keep the rows of q and k in interleaved-pair order; ``load`` then puts them half-split."""
@@ -71,21 +88,14 @@ class GgufSource:
         return None
 
     def load(self, name: str) -> Weight:
-        file, tensor = self._home[name]
-        data = file.data(tensor)
-        if len(tensor.shape) == 3:
-            return self._expert(name, tensor, data)
+        file, tensor, first = self._home[name]
+        data, shape = file.data(tensor), self._stored[name].shape
+        if shape != tensor.shape:  # a part of it
+            data = data.reshape(-1, data.shape[-1])[first : first + shape[0]]
         match = _QUERY_OR_KEY.fullmatch(name)
         if match is not None and self._interleaved is not None:
             data = half_split_rows(data, self._interleaved[0 if match["part"] == "q" else 1])
-        return Weight(name, tensor.shape, tensor.type.name, data)
-
-    def _expert(self, name: str, tensor: GgufTensor, data: NDArray[Any]) -> Weight:
-        """One expert's matrix of the tensor of all."""
-        expert, (count, *shape) = expert_of(name), tensor.shape
-        assert expert is not None
-        part = data[expert] if data.ndim == 3 else data.reshape(count, -1, data.shape[1])[expert]
-        return Weight(name, tuple(shape), tensor.type.name, part)
+        return Weight(name, shape, tensor.type.name, data)
 
     def file_name(self, name: str) -> str:
         return gguf_from_canonical(name, self._architecture)

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import gemma
 from .config import MAX_LAYERS, ModelConfig, MoeConfig, RopeConfig
+from .names import most_experts
 from .rope_config import LAYER_KINDS, hf_rope
 from .settings import Settings
 from .weight import CheckpointError
@@ -107,7 +108,9 @@ def _moe(config: Settings, architecture: str, layers: int) -> MoeConfig | None:
         return None
     mixtral = architecture == "mixtral"
     default = 8 if mixtral else 128
-    count = config.integer("num_experts", config.integer("num_local_experts", default, least=0), least=0)
+    most = most_experts(layers)
+    count = config.integer("num_local_experts", default, least=0, most=most)
+    count = config.integer("num_experts", count, least=0, most=most)
     if not count:
         return None
     every, dense = config.integer("decoder_sparse_step", 1), config.get("mlp_only_layers") or []

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import ModelConfig
+from .config import MAX_MATRICES, ModelConfig
 from .gemma import ARCHITECTURE
 from .ggml_types import DENSE
-from .names import canonical_from_hf, of_expert
+from .names import canonical_from_hf, matrices_of, of_expert
 from .safetensors import SafeTensor, SafetensorsFile, open_safetensors
 from .scheme import Module, Scheme
 from .source import StoredTensor
@@ -52,15 +52,34 @@ class SafetensorsSource:
         """Tensors by name without the last part, and by last part; each expert's part of a tensor of all its own."""
         modules: dict[str, dict[str, SafeTensor]] = {}
         for name, (_, tensor) in self._found.items():
-            stem, _, part = name.rpartition(".")
             if name.endswith(_IGNORED):
                 continue
-            if "*" not in (known := canonical_from_hf(f"{stem}.weight")):
-                modules.setdefault(stem, {})[part] = tensor
-                continue
-            for expert, one in enumerate(_split(tensor)):
-                modules.setdefault(of_expert(known, expert).removesuffix(".weight"), {})[part] = one
+            for one, part in self._matrices(name, tensor):
+                stem, _, last = one.rpartition(".")
+                parts = modules.setdefault(stem, {})
+                if last in parts:
+                    raise CheckpointError(f"{self.path}: tensors {parts[last].name} and {name} are both {one}")
+                parts[last] = part
+                if len(modules) > MAX_MATRICES:
+                    raise CheckpointError(f"{self.path}: corrupt: more than {MAX_MATRICES} matrices, at tensor {name}")
         return modules
+
+    def _matrices(self, name: str, tensor: SafeTensor) -> Iterator[tuple[str, SafeTensor]]:
+        """The tensor under its own name; or the parts of one that holds all experts', under their canonical names."""
+        known = canonical_from_hf(name)
+        if "*" not in known:
+            yield name, tensor
+            return
+        names, (count, *shape) = matrices_of(known), tensor.shape or (0,)
+        if len(names) > 1 and (not shape or shape[0] % len(names)):
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has shape {tensor.shape}; it can't be gate and up halves"
+            )
+        shape[:1] = [size // len(names) for size in shape[:1]]
+        nbytes = tensor.nbytes // max(1, count * len(names))
+        for index in range(count * len(names)):
+            one = of_expert(names[index % len(names)], index // len(names))
+            yield one, replace(tensor, shape=tuple(shape), offset=tensor.offset + index * nbytes, nbytes=nbytes)
 
     def _add_module(self, stem: str, parts: dict[str, SafeTensor]) -> None:
         quantised = self._scheme.holds(parts)
@@ -124,11 +143,3 @@ class SafetensorsSource:
     def close(self) -> None:
         for file in self._files():
             file.close()
-
-
-def _split(tensor: SafeTensor) -> Iterator[SafeTensor]:
-    """The parts of a tensor along its first dimension, under its own name."""
-    count, nbytes = (tensor.shape or (0,))[0], tensor.nbytes
-    for index in range(count):
-        place = tensor.offset + index * (nbytes // count)
-        yield replace(tensor, shape=tensor.shape[1:], offset=place, nbytes=nbytes // count)

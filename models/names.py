@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .config import ModelConfig
+from .config import MAX_MATRICES, ModelConfig
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -27,6 +27,7 @@ _GGUF_LAYER = {
     "ffn_gate_exps": "mlp.experts.*.gate_proj",
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.*.gate_up_proj",
 }
 #: Gemma's files call two norms otherwise: "ffn_norm" is what stands before the feed-forward, as everywhere.
 _GGUF_GEMMA = {
@@ -41,6 +42,8 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 #: Matrices of an expert by the names that Mixtral's folders give them.
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MIXTRAL_EXPERT = re.compile(r"(\.block_sparse_moe\.experts\.\d+)\.(w[123])\.")
+#: What transformers 5 calls them where it saves them as it holds them.
+_STACKED = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)$")
 
 
 def canonical_from_gguf(name: str, architecture: str = "llama") -> str | None:
@@ -144,6 +147,18 @@ def of_expert(name: str, expert: int) -> str:
     return name.replace("*", str(expert))
 
 
+def matrices_of(name: str) -> tuple[str, ...]:
+    """The names of the matrices in the tensor ``name``: two, of as many rows each, the gate's first, where it holds
+    both halves of a gated layer; or just ``name``."""
+    fused, apart = ".gate_up_proj.", (".gate_proj.", ".up_proj.")
+    return tuple(name.replace(fused, part) for part in apart) if fused in name else (name,)
+
+
+def most_experts(layers: int) -> int:
+    """How many experts each of ``layers`` layers may have: ``MAX_MATRICES`` hold three matrices of each."""
+    return MAX_MATRICES // (3 * layers)
+
+
 def of_all_experts(name: str) -> str:
     """The name that a tensor of all experts would have, of which ``name`` is one expert's part."""
     return _EXPERT.sub(".experts.*.", name)
@@ -151,9 +166,10 @@ def of_all_experts(name: str) -> str:
 
 def canonical_from_hf(name: str) -> str:
     """A safetensors name without the wrappers that models with vision put around their language model, and with one
-    name for experts, whichever architecture's they are. MLX's tensors of all experts get the ``*`` of GGUF's."""
+    name for experts, whichever architecture's they are. Tensors of all experts get the ``*`` of GGUF's."""
     name = _MIXTRAL_EXPERT.sub(lambda match: f"{match[1]}.{_MIXTRAL[match[2]]}.", name)
     name = name.replace(".block_sparse_moe.", ".mlp.").replace(".mlp.switch_mlp.", ".mlp.experts.*.")
+    name = _STACKED.sub(r".mlp.experts.*.\1.weight", name)
     for prefix in ("language_model.", "model.language_model.", "model.text_model."):
         if name.startswith(prefix):
             rest = name.removeprefix(prefix)

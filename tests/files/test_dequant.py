@@ -72,6 +72,7 @@ def test_chunks_leave_no_seam(kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_stored_fixture_of_k_types() -> None:
+    """D15: each tensor decoded by its own type."""
     file = GgufFile(GOLDEN / "kquants.gguf")
     wanted = np.load(GOLDEN / "kquants_decoded.npz")
     assert {tensor.type.name for tensor in file.tensors.values()} == {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}

@@ -206,6 +206,7 @@ BROKEN: dict[str, tuple[bytes | GgufBytes, str]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_file(tmp_path: Path, case: str) -> None:
+    """D09, D11: each is named with its sizes or type, and nothing is read past the end."""
     content, wanted = BROKEN[case]
     path = write(tmp_path / "m.gguf", content)
     with pytest.raises(CheckpointError, match=wanted) as error:
@@ -216,13 +217,14 @@ def test_broken_file(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("share", [0.0001, 0.001, 0.02, 0.3, 0.6, 0.999])
 def test_cut_file(tmp_path: Path, share: float) -> None:
+    """D09: in the header, the metadata, the table and the data."""
     whole = G01.read_bytes()
     with pytest.raises(CheckpointError, match="truncated|not a GGUF file"):
         GgufFile(write(tmp_path / "m.gguf", whole[: int(len(whole) * share)]))
 
 
 def test_last_byte_missing(tmp_path: Path) -> None:
-    """An error where the byte is data; padding may be missing."""
+    """D09: an error where the byte is data; padding may be missing."""
     with pytest.raises(CheckpointError, match="lies outside the file: it takes bytes 64 to 128, the file has 127"):
         GgufFile(write(tmp_path / "data.gguf", tensors(Tensor(dims=(16,), data=bytes(64))).build()[:-1]))
     padded = tensors(Tensor(dims=(15,), data=bytes(60))).build()[:-1]
@@ -275,6 +277,7 @@ SPLIT_FAULTS: dict[str, tuple[Callable[[list[Path]], object], str]] = {
 
 @pytest.mark.parametrize("case", SPLIT_FAULTS)
 def test_broken_split_model(tmp_path: Path, case: str) -> None:
+    """D07: shards that are missing or not of one model."""
     shards = write_split(tmp_path)
     fault, wanted = SPLIT_FAULTS[case]
     fault(shards)

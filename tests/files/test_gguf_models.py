@@ -130,6 +130,7 @@ def test_missing_architecture(tmp_path: Path) -> None:
     ],
 )
 def test_bad_value_is_named(tmp_path: Path, key: str, value: Any, kind: gguf.GGUFValueType, wanted: str) -> None:
+    """D11, and ids outside the vocabulary."""
     with pytest.raises(CheckpointError, match=wanted):
         model(tmp_path, edit=put(key, value, kind))
 
@@ -206,6 +207,7 @@ def test_rotary_part_of_a_head(tmp_path: Path) -> None:
 
 
 def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    """D09: by the name that the file would have."""
     weights = random_weights(CONFIG)
     del weights["model.layers.1.self_attn.v_proj.weight"]
     with pytest.raises(CheckpointError, match="m.gguf: missing tensor blk.1.attn_v.weight$"):
@@ -307,13 +309,14 @@ def ids(*names: tuple[str, int]) -> Edit:
 
 
 def test_end_ids_are_the_union(tmp_path: Path) -> None:
+    """D21: of eos, eot and eom, one or several each."""
     several = put("tokenizer.ggml.eos_token_ids", [7, 8], ARRAY)
     edit = edits(ids(("eos_token_id", 5), ("eot_token_id", 6), ("eom_token_id", 9), ("padding_token_id", 10)), several)
     assert model(tmp_path, edit=edit).end_ids == {5, 6, 7, 8, 9}
 
 
 def test_end_markers_among_control_tokens(tmp_path: Path) -> None:
-    """A file that names one end id still ends at the others its family uses; plain text of that form doesn't count."""
+    """D21: a file that names one end id ends at its family's others too; plain text of that form doesn't count."""
     tokens, types = [f"t{i}" for i in range(320)], [1] * 320
     tokens[11], types[11] = "<|eot_id|>", CONTROL
     tokens[12], types[12] = "<|im_start|>", CONTROL
@@ -329,6 +332,8 @@ def test_end_markers_among_control_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [gguf.GGUFValueType.UINT8, gguf.GGUFValueType.INT64])
 def test_token_types_of_any_integer_type(tmp_path: Path, kind: gguf.GGUFValueType) -> None:
+    """D11: read with the type that the file names."""
+
     def edit(writer: gguf.GGUFWriter) -> None:
         writer.kv_data[0]["tokenizer.ggml.token_type"] = gguf.gguf_writer.GGUFValue([1] * 319 + [3], ARRAY, kind)
 
@@ -390,5 +395,6 @@ def test_opening_the_demo_model_is_quick(demo_model: Path) -> None:
 
 
 def test_types_in_one_file_differ() -> None:
+    """D15: eight types, and ``test_golden`` knows their logits."""
     checkpoint = open_checkpoint(GOLDEN / "g09_mixed_quants.gguf")
     assert len({checkpoint.weight(name).kind for name in checkpoint.names()}) == 8

@@ -40,6 +40,8 @@ def assert_numbers(checkpoint: Checkpoint, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("g")])
 def test_gguf_has_the_known_logits(name: str) -> None:
+    """D01, D02, D04, D05, D14, D15, D16: a tied head, the rows of q and k, the size of heads, llama3 and linear RoPE,
+    bfloat16, a type for each tensor, experts."""
     checkpoint = open_checkpoint(GOLDEN / f"{name}.gguf")
     assert_numbers(checkpoint, name)
     checkpoint.close()
@@ -52,6 +54,7 @@ def test_greedy_text_of_the_plain_model() -> None:
 
 
 def test_mlx_folder_has_the_known_logits() -> None:
+    """D23: 8 bits for some modules, 4 for the others."""
     checkpoint = open_checkpoint(GOLDEN / "m02_mixed")
     assert checkpoint.quantization == "8-bit MLX + 4-bit MLX"
     assert checkpoint.weight("lm_head.weight").bits == 8
@@ -61,6 +64,7 @@ def test_mlx_folder_has_the_known_logits() -> None:
 
 @pytest.mark.parametrize("alignment", [8, 16, 64, 4096])
 def test_any_alignment(tmp_path: Path, alignment: int) -> None:
+    """D12: any multiple of 8, by numbers."""
     plain = open_checkpoint(G01)
     path = write_gguf(tmp_path / "m.gguf", plain.config, weights_of(plain), alignment=alignment)
     assert_numbers(open_checkpoint(path), "g01_llama_gqa")
@@ -68,6 +72,7 @@ def test_any_alignment(tmp_path: Path, alignment: int) -> None:
 
 @pytest.mark.parametrize("kind", [gguf.GGUFValueType.UINT8, gguf.GGUFValueType.INT32, gguf.GGUFValueType.UINT64])
 def test_alignment_of_any_integer_type(tmp_path: Path, kind: gguf.GGUFValueType) -> None:
+    """D11: with whatever type a number was stored."""
     plain = open_checkpoint(G01)
 
     def edit(writer: gguf.GGUFWriter) -> None:
@@ -80,6 +85,7 @@ def test_alignment_of_any_integer_type(tmp_path: Path, kind: gguf.GGUFValueType)
 
 @pytest.mark.parametrize("pick", ["first", "last", "folder"])
 def test_split_model_from_any_shard(tmp_path: Path, pick: str) -> None:
+    """D07: every shard leads to all of them."""
     plain = open_checkpoint(G01)
     first = write_gguf(tmp_path / "m.gguf", plain.config, weights_of(plain), split=8)
     shards = sorted(tmp_path.glob("*.gguf"))
@@ -115,6 +121,7 @@ FOLDERS: dict[str, tuple[str, dict[str, object]]] = {
 
 @pytest.mark.parametrize("case", FOLDERS)
 def test_folder_has_the_known_logits(tmp_path: Path, case: str) -> None:
+    """D01, D04 and D05 in every spelling of config.json; a head that is tied is counted once."""
     name, changes = FOLDERS[case]
     checkpoint = open_checkpoint(plain_folder(tmp_path, name, **changes))
     assert_numbers(checkpoint, name)
@@ -122,6 +129,7 @@ def test_folder_has_the_known_logits(tmp_path: Path, case: str) -> None:
 
 
 def test_bf16_folder(tmp_path: Path) -> None:
+    """D14: the numbers are those of the upper halves of float32 ones."""
     model = open_checkpoint(GOLDEN / "g08_bf16.gguf")
     tensors: dict[str, Stored] = {}
     for name in model.names():
@@ -136,7 +144,7 @@ def test_bf16_folder(tmp_path: Path) -> None:
 
 
 def test_tied_flag_wins_over_a_head_in_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As transformers does; the head is neither read nor counted."""
+    """D01: as transformers does; the head is neither read nor counted."""
     model = open_checkpoint(GOLDEN / "g02_tied.gguf")
     tensors = as_f32(weights_of(model))
     tensors["lm_head.weight"] = ("F32", np.ones((320, 64), np.float32))
@@ -163,6 +171,7 @@ def nested(settings: dict[str, object]) -> dict[str, object]:
 def test_language_model_inside_a_vision_model(
     tmp_path: Path, rename: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """D20: sizes in text_config, prefixed tensors, and one line of warning."""
     model = open_checkpoint(G01)
     tensors = {rename(name): stored for name, stored in as_f32(weights_of(model)).items()}
     tensors["vision_tower.patch_embed.weight"] = ("F32", np.zeros((4, 4), np.float32))
@@ -180,6 +189,7 @@ def test_row_orders_are_each_others_inverse() -> None:
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])
 def test_rows_of_quantised_q_and_k_move_whole(tmp_path: Path, kind: str) -> None:
+    """D02: rows change places, blocks are as they were."""
     plain = open_checkpoint(G01)
     path = write_gguf(tmp_path / "m.gguf", plain.config, weights_of(plain), type_of=lambda name: kind)
     checkpoint = open_checkpoint(path)

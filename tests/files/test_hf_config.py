@@ -67,6 +67,7 @@ def test_bad_value_is_named(key: str, value: Any) -> None:
 
 
 def test_head_dim() -> None:
+    """D04: as given; null means derived."""
     assert read(head_dim=None).head_dim == 16
     assert read(head_dim=...).head_dim == 16
     assert read(head_dim=32).head_dim == 32
@@ -217,6 +218,7 @@ def test_experts_are_refused(key: str) -> None:
 
 
 def test_inner_values_win() -> None:
+    """D20: over those around text_config."""
     inner, nested = text_part({"model_type": "x", "a": 1, "b": 2, "text_config": {"model_type": "llama", "a": 3}})
     assert nested
     assert inner == {"model_type": "llama", "a": 3, "b": 2}

@@ -45,12 +45,14 @@ def test_index_and_shards(tmp_path: Path, shards: int) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "consolidated.safetensors", "model-00001-of-00001.safetensors"])
 def test_only_files_in_the_index_count(tmp_path: Path, name: str) -> None:
+    """D18: another copy beside the indexed one is not loaded."""
     folder = folder_of(tmp_path, 2)
     save_safetensors(folder / name, as_f32({key: values + 1 for key, values in WEIGHTS.items()}))
     assert_loads(folder)
 
 
 def test_without_an_index_all_shards_count(tmp_path: Path) -> None:
+    """D18: all shards, and no consolidated file."""
     folder = folder_of(tmp_path, 2)
     (folder / "model.safetensors.index.json").unlink()
     save_safetensors(folder / "consolidated.safetensors", as_f32({"tok_embeddings.weight": np.zeros(4, np.float32)}))
@@ -59,6 +61,7 @@ def test_without_an_index_all_shards_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep_index", [True, False])
 def test_missing_shard_is_named(tmp_path: Path, keep_index: bool) -> None:
+    """D18: with an index or by the names alone."""
     folder = folder_of(tmp_path, 2)
     (folder / SHARDS[1]).unlink()
     if not keep_index:
@@ -68,6 +71,7 @@ def test_missing_shard_is_named(tmp_path: Path, keep_index: bool) -> None:
 
 
 def test_tensor_in_two_files_without_an_index(tmp_path: Path) -> None:
+    """D18: a second copy is refused where nothing says which counts."""
     folder = folder_of(tmp_path)
     save_safetensors(folder / "model-2.safetensors", as_f32(WEIGHTS))
     with pytest.raises(CheckpointError, match="model.safetensors: tensor .* is also in model-2.safetensors"):
@@ -168,6 +172,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_file(tmp_path: Path, case: str) -> None:
+    """D09: each is named with its sizes."""
     content, wanted = BROKEN[case]
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
@@ -257,6 +262,7 @@ TOKENIZER = {"added_tokens": [{"id": 7, "content": "<|im_end|>"}], "model": {"vo
     ],
 )
 def test_end_ids_are_the_union(tmp_path: Path, changes: dict[str, Any], files: dict[str, Any], ids: set[int]) -> None:
+    """D21: of config.json, generation_config.json and both files of the tokenizer."""
     assert open_checkpoint(folder_of(tmp_path, files=files, **changes)).end_ids == ids
 
 

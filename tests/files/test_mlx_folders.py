@@ -39,6 +39,7 @@ def settings(overrides: dict[str, Any], key: str = "quantization", **quantizatio
 
 @pytest.mark.parametrize("key", ["quantization", "quantization_config"])
 def test_overrides(tmp_path: Path, key: str) -> None:
+    """D23: under both keys that config.json may have."""
     tensors = quantized(dict.fromkeys(EIGHT, 8))
     overrides = {name: {"group_size": 32, "bits": 8} for name in EIGHT}
     checkpoint = open_checkpoint(write_folder(tmp_path, settings(overrides, key), tensors))
@@ -64,7 +65,7 @@ def test_overrides_inherit_nothing(override: dict[str, Any], wanted: tuple[int, 
 
 @pytest.mark.parametrize("keys_too", [True, False])
 def test_overrides_under_a_language_model_prefix(tmp_path: Path, keys_too: bool) -> None:
-    """Tensors have the prefix; the keys of the overrides may or may not."""
+    """D23: tensors have the prefix; the keys of the overrides may or may not."""
     tensors = {f"language_model.{name}": stored for name, stored in quantized(dict.fromkeys(EIGHT, 8)).items()}
     prefix = "language_model." if keys_too else ""
     inner = settings({f"{prefix}{name}": {"group_size": 32, "bits": 8} for name in EIGHT})
@@ -102,6 +103,7 @@ def test_other_widths(tmp_path: Path, bits: int) -> None:
 
 
 def test_mismatch_names_both(tmp_path: Path) -> None:
+    """D23: bits that the packed words contradict."""
     folder = write_folder(tmp_path, settings({}), quantized({"lm_head": 8}))
     wanted = r"tensor lm_head.weight: config.json says 4 bits in groups of 32; 16 words packed for 64 .* are 8 bits"
     with pytest.raises(CheckpointError, match=wanted):

@@ -10,10 +10,12 @@ import gguf
 import numpy as np
 import pytest
 from tiny import (
+    GOLDEN,
     MIXTURES,
     Stored,
     as_f32,
     forward,
+    golden,
     hf_settings,
     quantize_affine,
     random_weights,
@@ -51,6 +53,7 @@ def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("architecture", MIXTURES)
 def test_both_kinds_of_file_hold_the_same(tmp_path: Path, architecture: str) -> None:
+    """D16: merged experts in GGUF, each one's own tensors in a folder."""
     config = tiny_config(architecture)
     weights = random_weights(config)
     tensors = {on_disk(name, architecture == "mixtral"): stored for name, stored in as_f32(weights).items()}
@@ -82,7 +85,7 @@ def test_an_experts_blocks_are_a_part_of_the_files(tmp_path: Path, kind: str) ->
 
 
 def test_files_with_a_tensor_for_each_expert(tmp_path: Path) -> None:
-    """Mixtral's first GGUF files."""
+    """D16: Mixtral's first GGUF files."""
     config = tiny_config("mixtral")
     weights = random_weights(config)
     rest = {name: values for name, values in weights.items() if expert_of(name) is None}
@@ -197,3 +200,120 @@ def test_a_bias_of_an_expert_is_not_dropped(tmp_path: Path) -> None:
     weights[name] = np.ones(96, np.float32)
     with pytest.raises(CheckpointError, match=f"tensor {name} is not applied by a mixtral decoder"):
         open_checkpoint(write_folder(tmp_path, hf_settings(config), as_f32(weights)))
+
+
+# gate and up in one tensor
+
+
+def fused(weights: dict[str, Any], layer: int, order: tuple[str, str] = ("gate_proj", "up_proj")) -> Any:
+    """The experts' gate and up projections, [E, 2 * inner, hidden], the first of ``order`` in the upper half."""
+    name = "model.layers.{}.mlp.experts.{}.{}.weight"
+    halves = [np.stack([weights[name.format(layer, expert, part)] for expert in range(4)]) for part in order]
+    return np.concatenate(halves, axis=1)
+
+
+def without_gate_and_up(weights: dict[str, Any]) -> dict[str, Any]:
+    return {name: values for name, values in weights.items() if expert_of(name) is None or "down" in name}
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_gate_comes_first_where_gate_and_up_are_one_tensor(tmp_path: Path, kind: str) -> None:
+    """D17, by numbers: the shapes are the same in either order."""
+    config = tiny_config("mixtral")
+    weights = random_weights(config)
+    apart = open_checkpoint(write_gguf(tmp_path / "apart.gguf", config, weights, type_of=lambda name: kind))
+
+    def write(order: tuple[str, str]) -> Path:
+        def edit(writer: gguf.GGUFWriter) -> None:
+            for layer in range(2):
+                stored = gguf.quants.quantize(fused(weights, layer, order), gguf.GGMLQuantizationType[kind])
+                writer.add_tensor(
+                    f"blk.{layer}.ffn_gate_up_exps.weight", stored, raw_dtype=gguf.GGMLQuantizationType[kind]
+                )
+
+        path = tmp_path / f"{order[0]}.gguf"
+        return write_gguf(path, config, without_gate_and_up(weights), edit=edit, type_of=lambda name: kind)
+
+    found = open_checkpoint(write(("gate_proj", "up_proj")))
+    same(weights_of(found), weights_of(apart))
+    assert found.weight_bytes == apart.weight_bytes
+    logits = forward(apart, [3, 4, 5])
+    np.testing.assert_array_equal(forward(found, [3, 4, 5]), logits)
+    assert np.abs(forward(open_checkpoint(write(("up_proj", "gate_proj"))), [3, 4, 5]) - logits).max() > 0.1
+
+
+def stacked(weights: dict[str, Any]) -> dict[str, Any]:
+    """As transformers 5 holds experts: ``gate_up_proj`` and ``down_proj``, names without a last part."""
+    out = {name: values for name, values in weights.items() if expert_of(name) is None}
+    for layer in range(2):
+        stem = f"model.layers.{layer}.mlp.experts"
+        out[f"{stem}.gate_up_proj"] = fused(weights, layer)
+        out[f"{stem}.down_proj"] = np.stack([weights[f"{stem}.{expert}.down_proj.weight"] for expert in range(4)])
+    return out
+
+
+def test_folders_with_the_names_that_transformers_has_inside(tmp_path: Path) -> None:
+    """D17 in safetensors."""
+    config = tiny_config("mixtral")
+    weights = random_weights(config)
+    checkpoint = open_checkpoint(write_folder(tmp_path, hf_settings(config), as_f32(stacked(weights))))
+    same(weights_of(checkpoint), weights)
+
+
+def test_halves_that_cannot_be_are_named(tmp_path: Path) -> None:
+    config = tiny_config("mixtral")
+    tensors = stacked(random_weights(config))
+    tensors["model.layers.1.mlp.experts.gate_up_proj"] = np.zeros((4, 97, 64), np.float32)
+    with pytest.raises(CheckpointError, match=r"experts.gate_up_proj has shape \(4, 97, 64\); it can't be gate and up"):
+        open_checkpoint(write_folder(tmp_path, hf_settings(config), as_f32(tensors)))
+    with pytest.raises(CheckpointError, match="missing tensor blk.1.ffn_gate_exps.weight"):
+        odd = {"blk.1.ffn_gate_up_exps.weight": np.zeros((4, 97, 64), np.float32)}
+        left = {n: v for n, v in random_weights(config).items() if not n.startswith("model.layers.1.mlp.experts")}
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, left, extra=odd))
+
+
+# the same matrix twice, and more of them than can be meant
+
+
+def test_a_matrix_in_two_tensors_is_named(tmp_path: Path) -> None:
+    """Which one would count must not depend on their order in the file."""
+    config = tiny_config("mixtral")
+    weights = random_weights(config)
+    twice = {"blk.0.ffn_up.2.weight": weights["model.layers.0.mlp.experts.2.up_proj.weight"]}
+    with pytest.raises(CheckpointError, match=r"ffn_up.2.weight and blk.0.ffn_up_exps.weight are both model.layers.0"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, extra=twice))
+    tensors = as_f32(stacked(weights)) | as_f32(
+        {"model.layers.0.mlp.experts.2.up_proj.weight": np.zeros((96, 64), np.float32)}
+    )
+    with pytest.raises(CheckpointError, match=r"tensors .* are both model.layers.0.mlp.experts.2.up_proj.weight"):
+        open_checkpoint(write_folder(tmp_path / "folder", hf_settings(config), tensors))
+
+
+def test_numbers_of_experts_that_would_be_long_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="num_experts is 1000000000; wanted: an integer from 0 to 43690"):
+        config_of("qwen3_moe", num_experts=10**9)
+    for module in ("hf_source", "gguf_source"):
+        monkeypatch.setattr(f"bireme.models.{module}.MAX_MATRICES", 1000)
+    config = tiny_config("qwen3_moe")
+    left = {name: v for name, v in random_weights(config).items() if expert_of(name) is None or "up_proj" not in name}
+    empty = {"model.layers.1.mlp.switch_mlp.up_proj.weight": ("F32", np.zeros((10**9, 0), np.float32))}
+    with pytest.raises(CheckpointError, match="more than 1000 matrices, at tensor model.layers.1.mlp.switch_mlp"):
+        open_checkpoint(write_folder(tmp_path / "folder", hf_settings(config), as_f32(left) | empty))
+    many = {"blk.1.ffn_up_exps.weight": np.zeros((1001, 1, 1), np.float32)}
+    with pytest.raises(CheckpointError, match="more than 1000 matrices, at tensor blk.1.ffn_up_exps.weight"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, left, extra=many))
+
+
+def test_the_golden_mixture_with_a_tensor_for_each_expert(tmp_path: Path) -> None:
+    """D16: the numbers of the file with merged ones, which ``test_golden`` holds to the reference."""
+    merged = open_checkpoint(GOLDEN / "g10_moe_merged.gguf")
+    weights, apart = weights_of(merged), {}
+    for name in [name for name in weights if expert_of(name) is not None]:
+        parts = name.split(".")
+        part = parts[6].removesuffix("_proj")
+        apart[f"blk.{parts[2]}.ffn_{part}.{parts[5]}.weight"] = weights.pop(name)
+    legacy = open_checkpoint(write_gguf(tmp_path / "m.gguf", merged.config, weights, extra=apart))
+    assert legacy.config == merged.config
+    want = golden()["g10_moe_merged"]
+    got = forward(legacy, want["prompt_ids"])[-1]
+    np.testing.assert_allclose(got[:8], want["last_logits_first8"], atol=want["tol"], rtol=0)
