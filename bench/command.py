@@ -124,6 +124,7 @@ def latency(
 def host(
     sequences: Annotated[str, typer.Option(help="Running sequences, e.g. 1,64,256.")] = "1,64,256",
     steps: Annotated[int, typer.Option(help="Steps measured.", min=1)] = 1000,
+    cpu_time: Annotated[bool, typer.Option(help="Count this thread's processor time: for busy machines.")] = False,
     json_path: _Json = None,
 ) -> None:
     """What scheduling and batch building cost per step, over a device that answers at once."""

@@ -1,4 +1,4 @@
-"""What the host spends per step: ``python -m bireme.bench.host``.
+"""What the host spends per step: ``bireme bench host``.
 
 Runs the engine over a backend that answers at once, with nothing but running sequences, and times its parts. Planning
 and building the batch is what the device would wait for if steps were not overlapped; counting it and dealing tokens
@@ -7,7 +7,6 @@ out comes on top.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -110,24 +109,3 @@ def _timed(call: Callable[P, T], into: list[float], clock: Callable[[], float]) 
         return result
 
     return timed
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bireme.bench.host", description=__doc__)
-    parser.add_argument("--seqs", type=int, nargs="+", default=[1, 64, 256], help="running sequences")
-    parser.add_argument("--steps", type=int, default=1000, help="steps measured")
-    parser.add_argument("--cpu-time", action="store_true", help="count this thread's CPU time: for busy machines")
-    args = parser.parse_args()
-    kind, clock = ("CPU time", time.thread_time) if args.cpu_time else ("wall time", time.perf_counter)
-    print(f"microseconds ({kind}) per step: {args.steps} steps of decoding, prompts of 512 tokens, two steps in flight")
-    print(f"{'':>9} | {'schedule + batch':^17} | {'commit':^17} | {'whole engine step':^17}")
-    print(f"{'sequences':>9} | {'median':>8} {'p99':>8} | {'median':>8} {'p99':>8} | {'median':>8} {'p99':>8}")
-    for num_seqs in args.seqs:
-        timings = measure(num_seqs, args.steps, clock=clock)
-        parts = [np.percentile(part, [50, 99]) for part in (timings.plan, timings.commit, timings.whole)]
-        cells = " | ".join(f"{median:8.1f} {p99:8.1f}" for median, p99 in parts)
-        print(f"{num_seqs:>9} | {cells}")
-
-
-if __name__ == "__main__":
-    main()

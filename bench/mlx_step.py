@@ -78,14 +78,20 @@ def _look(looking: bool) -> None:
     TimedOps.looking = looking
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    asked = step_times.parser(__doc__, sequences=[1, 4, 8], context=200, chunks=[64, 256], steps=10).parse_args(
-        arguments
-    )
+def measure(arguments: Sequence[str] | None = None) -> dict[str, step_times.Column]:
+    """As the command's ``arguments`` ask."""
+    parser = step_times.parser(__doc__, sequences=[1, 4, 8], context=200, chunks=[64, 256], steps=10)
+    asked = parser.parse_args(arguments)
     config = EngineConfig(max_num_seqs=max([1, *asked.sequences]))
     backend = MlxBackend(open_checkpoint(resolve(asked.model)), config, ops=TimedOps)
-    columns = step_times.profile(backend, TimedOps.spent, asked, _look)
-    backend.close()
+    try:
+        return step_times.profile(backend, TimedOps.spent, asked, _look)
+    finally:
+        backend.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    columns = measure(arguments)
     print(line(describe()) + "\n")
     print(step_times.table(columns))
 

@@ -99,8 +99,9 @@ def host(options: Options) -> Iterator[Row]:
 
     from .host import measure
 
+    clock = time.thread_time if options["cpu_time"] else time.perf_counter
     for count in options["sequences"]:
-        timings = measure(count, options["steps"])
+        timings = measure(count, options["steps"], clock=clock)
         row: Row = {"sequences": count}
         for name, part in (("plan", timings.plan), ("commit", timings.commit), ("step", timings.whole)):
             median, high = np.percentile(part, [50, 99])
@@ -109,7 +110,8 @@ def host(options: Options) -> Iterator[Row]:
 
 
 def kernels(options: Options) -> Iterator[Row]:
-    """The device's own: linear layers and attention on the CPU, beside plain torch; everything on a GPU."""
+    """The device's own: linear layers and attention on the CPU, beside plain torch; everything on a GPU; on MLX each
+    operation of whole steps of the demo model."""
     from ..backends.select import resolve_device
 
     device = resolve_device(options["device"])
@@ -120,8 +122,21 @@ def kernels(options: Options) -> Iterator[Row]:
         yield from cpu_attention.figures(0.05 if options["quick"] else 0.3, options["quick"])
     elif device == "cuda":
         yield from _on_gpu(options["quick"])
+    elif device == "mlx":
+        yield from _on_mlx(options["quick"])
     else:
-        raise ValueError(f"kernels on {device!r} are measured by `python -m bireme.bench.{device}_step`")
+        raise ValueError(f"kernels on {device!r}: there are none to measure")
+
+
+def _on_mlx(quick: bool) -> Iterator[Row]:
+    from .mlx_step import measure
+    from .step_times import WHOLE
+
+    columns = measure(["--sequences", "1", "--chunks", "32", "--steps", "2"] if quick else [])
+    for name in dict.fromkeys(name for column in columns.values() for name in column):
+        yield {"operation": WHOLE.get(name, name)} | {
+            f"{title}, ms": column.get(name) for title, column in columns.items()
+        }
 
 
 def _on_gpu(quick: bool) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from typing import Any
 from .batches import make_batch
 
 WARM_UP = 2  # steps that meet new shapes
-_WHOLE = {"seen": "all of it, one by one", "step": "a whole step"}
+WHOLE = {"seen": "all of it, one by one", "step": "a whole step"}
 
 Column = dict[str, float]  # milliseconds by operation, of the "step", and of one "seen" operation by operation
 
@@ -71,7 +71,7 @@ def _column(
 
 def table(columns: dict[str, Column]) -> str:
     """Markdown: an operation a row, a kind of step a column; milliseconds, and shares of the step seen by operation."""
-    names = sorted({name for column in columns.values() for name in column} - set(_WHOLE))
+    names = sorted({name for column in columns.values() for name in column} - set(WHOLE))
     lines = ["| ms | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     wholes = [column.get("seen", column["step"]) for column in columns.values()]
     rows = {name: [column.get(name, 0.0) for column in columns.values()] for name in names}
@@ -79,7 +79,7 @@ def table(columns: dict[str, Column]) -> str:
     for name, row in {**rows, "sampling, building the step, Python": rest}.items():
         cells = (f"{value:.2f} ({value / whole:.0%})" for value, whole in zip(row, wholes, strict=True))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    for name, title in _WHOLE.items():
+    for name, title in WHOLE.items():
         if all(name in column for column in columns.values()):
             lines.append(f"| {title} | " + " | ".join(f"{column[name]:.2f}" for column in columns.values()) + " |")
     return "\n".join(lines)

@@ -47,7 +47,7 @@ def plan(
     from .speed import speeds
 
     try:
-        if (model is None) == (layers is None):
+        if (model is None) == all(one is None for one in (layers, kv_heads, head_dim, window, global_every)):
             raise ValueError("name a MODEL, or give --layers, --kv-heads and --head-dim: one of the two")
         shape = typed_shape(layers, kv_heads, head_dim, window, global_every) if model is None else open_shape(model)
         named = find_chip(chip) if chip else None

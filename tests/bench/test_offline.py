@@ -57,15 +57,16 @@ def test_latency(tmp_path: Path, demo_model: Path) -> None:
 
 
 def test_host(tmp_path: Path) -> None:
-    rows = run(tmp_path, "host", "--sequences", "1,4", "--steps", "20")
+    rows = run(tmp_path, "host", "--sequences", "1,4", "--steps", "20", "--cpu-time")
     assert [row["sequences"] for row in rows] == [1, 4]
     assert all(row["step p50 us"] >= row["plan p50 us"] > 0 for row in rows)
 
 
-def test_kernels_elsewhere_are_pointed_to() -> None:
+def test_kernels_on_mlx_are_the_operations_of_a_step(tmp_path: Path) -> None:
     pytest.importorskip("mlx.core", reason="needs mlx")
-    result = CliRunner().invoke(app, ["bench", "kernels", "--device", "mlx"])
-    assert result.exit_code == 2 and "bireme.bench.mlx_step" in result.output
+    rows = {row["operation"]: row for row in run(tmp_path, "kernels", "--device", "mlx", "--quick")}
+    assert {"attention", "linear layers", "a whole step", "all of it, one by one"} <= rows.keys()
+    assert all(row["1 decoding, ms"] > 0 and row["a prompt chunk of 32, ms"] > 0 for row in rows.values())
 
 
 def test_a_page_of_peers_has_ratios_and_plots() -> None:

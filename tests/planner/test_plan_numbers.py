@@ -247,6 +247,9 @@ def test_text_shows_the_bar_the_levers_and_the_speed(demo_model: Path) -> None:
     [
         ([], "name a MODEL, or give --layers"),
         (["--layers", "3"], "--kv-heads is missing"),
+        (["--kv-heads", "3"], "--layers is missing"),
+        (["model.gguf", "--kv-heads", "3"], "one of the two"),
+        ([*TYPED, "--buffers", "few"], "buffers: 'few' is not a size"),
         (["nowhere.gguf"], "no file or folder here"),
         ([*TYPED, "--kv-cache-dtype", "q3"], "kv-cache-dtype is 'q3'"),
         ([*TYPED, "--device", "tpu"], "device is 'tpu'"),
