@@ -33,7 +33,7 @@ INPUTS := pyproject.toml constraints.txt
 help:
 	@echo "make serve [MODEL=path, org/name or org/name:Q4_K_M] [DEVICE=auto|cpu|cuda|mlx] [ARGS='--port 8000 ...']"
 	@echo "make test  [TESTS=tests/core] [JOBS=2]"
-	@echo "make test-clients [ARGS='-k codex']  run the clients of docs/clients.md, some of a gigabyte of them, against a server"
+	@echo "make test-clients [ARGS='-k codex']  run the clients of docs/clients.md, two gigabytes of them, against a server"
 	@echo "make lint | fmt | types | bench-peers | kl | agree | clean"
 
 serve: .venv/.serve-$(EXTRA)

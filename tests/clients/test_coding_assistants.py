@@ -67,6 +67,18 @@ def test_qwen_code(node: Any, spoken_server: Server, project: Path) -> None:
     assert printed.strip() == ANSWER
 
 
+@pytest.mark.npm_package("@continuedev/cli")
+def test_continue(node: Any, spoken_server: Server, project: Path) -> None:
+    """Over chat completions."""
+    model = {"name": "Bireme", "provider": "openai", "model": "spoken", "apiKey": "none", "roles": ["chat"]}
+    model["apiBase"] = spoken_server.url + "/v1"
+    settings = {"name": "Local", "version": "1.0.0", "schema": "v1", "models": [model]}
+    (node.home / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
+    prompt = say_call("Read", filepath=str(project / NOTE))
+    printed = node.run("cn", "--print", "--auto", "--config", str(node.home / "config.yaml"), prompt, cwd=project)
+    assert printed.strip() == ANSWER
+
+
 @pytest.mark.npm_package("@anthropic-ai/claude-code")
 def test_claude_code(node: Any, spoken_server: Server, project: Path) -> None:
     """Over /v1/messages."""
