@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 DEVICES = ("auto", "mlx", "cuda", "cpu")
-#: What the KV cache may keep on a CPU, which computes no faster with fp8 than with int8.
-CPU_KV_CACHE_DTYPES = ("auto", "int8")
+#: What the KV cache may keep, by device. A CPU computes no faster with fp8 than with int8; a GPU keeps what is not
+#: quantised in the weights' half precision.
+KV_CACHE_DTYPES = {"cpu": ("auto", "float32", "float16", "int8"), "cuda": ("auto", "int8", "fp8")}
 
 
 class DeviceUnavailableError(RuntimeError):
@@ -71,9 +72,9 @@ def load_backend(
         raise DeviceUnavailableError(f"device {resolved!r} can't be used: {problem}")
     import torch
 
-    if resolved == "cpu" and config.kv_cache_dtype not in CPU_KV_CACHE_DTYPES:
-        known = ", ".join(CPU_KV_CACHE_DTYPES)
-        raise ValueError(f"kv_cache_dtype is {config.kv_cache_dtype!r}; on the CPU it must be one of {known}")
+    if config.kv_cache_dtype not in KV_CACHE_DTYPES[resolved]:
+        known = ", ".join(KV_CACHE_DTYPES[resolved])
+        raise ValueError(f"kv_cache_dtype is {config.kv_cache_dtype!r}; on {resolved} it must be one of {known}")
     if options.tensor_parallel > 1:
         return _parallel(resolved, checkpoint, config, options, progress)
     threads = options.threads or usable_cores()

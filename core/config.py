@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from .slo import Slo
 
 #: What keys and values may be kept as.
-KV_CACHE_DTYPES = ("auto", "int8", "fp8")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "int8", "fp8")
 #: Sequences per request, and alternatives per token with their log-probabilities.
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -26,7 +26,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens of context per sequence; None: the model's own limit
     kv_cache_memory: int | None = None  # bytes for the KV pool; None: the backend's choice for this machine
     gpu_memory_fraction: float = 0.9  # of a GPU's free memory, what weights, work and KV pool together may take
-    kv_cache_dtype: str = "auto"  # "auto": as the device computes; int8, fp8: a byte, and scales per token and head
+    kv_cache_dtype: str = "auto"  # "auto": the device's choice; int8, fp8: a byte, and scales per token and head
     max_stall_ms: float = 200.0  # a prefill chunk may delay running streams by no more than this
     max_queue: int = 512  # waiting requests; one more is refused
     max_queue_per_user: int | None = None  # waiting requests of one user; None: as many as max_queue

@@ -19,9 +19,8 @@ SCALE_BYTES = 4
 
 #: Bytes of one K or V element by the name ``--kv-cache-dtype`` gives it; block formats carry their scales.
 KV_ELEMENT_BYTES = {
-    "f32": 4.0,
-    "f16": 2.0,
-    "bf16": 2.0,
+    **dict.fromkeys(("float32", "f32"), 4.0),
+    **dict.fromkeys(("float16", "f16", "bf16"), 2.0),
     "q8_0": 34 / 32,
     "q5_1": 24 / 32,
     "q5_0": 22 / 32,
@@ -38,7 +37,7 @@ def kv_element_bytes(kv_cache_dtype: str, head_dim: int, computed: float = 2.0) 
     """Bytes that an element of K or V takes, its share of a scale included.
 
     ``kv_cache_dtype``: ``EngineConfig.kv_cache_dtype``, or another of ``KV_TYPES``. ``computed``: bytes of an element
-    of the backend's own arithmetic, which is what "auto" keeps.
+    as the backend keeps it for "auto".
     """
     if kv_cache_dtype == "auto":
         return computed

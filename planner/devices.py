@@ -38,7 +38,7 @@ FORMS: dict[str, Form] = {
     "mlx": Form(dense=2, bits=_MLX, expert_bits=_MLX_EXPERTS),
     "mlx-linux": Form("f32", dense=4, all_dense=True),
     "cuda": Form("bf16", dense=2, bits=_CUDA),
-    "cpu": Form("f32", bits=_CPU),
+    "cpu": Form(bits=_CPU),
     "cpu-exact": Form("f32", dense=4, all_dense=True),
 }
 

@@ -72,7 +72,11 @@ GpuMemoryFraction = Annotated[
     float, _engine("cuda: share of the free memory that weights, work and KV cache may take.", min=0.01, max=1)
 ]
 KvCacheDtype = Annotated[
-    str, _engine("What the KV cache keeps: auto (as the device computes), int8, or fp8 (cuda): half of fp16.")
+    str,
+    _engine(
+        "What the KV cache keeps: auto (16 bits; float32 where all is exact), int8, or fp8 (cuda): half of that; "
+        "float16 or float32 (cpu)."
+    ),
 ]
 BlockSize = Annotated[int, _engine("Tokens per KV block.")]
 MaxStallMs = Annotated[float, _engine("The most a long prompt may delay running streams.")]

@@ -17,8 +17,8 @@ class Paged:
 
     batch: StepBatch
     q: NDArray[np.float32]  # [T, H, hd]
-    keys: NDArray[np.float32]  # [num_blocks, block_size, kv_heads, hd]
-    values: NDArray[np.float32]
+    keys: NDArray[np.floating]  # [num_blocks, block_size, kv_heads, hd]
+    values: NDArray[np.floating]
 
     def slots(self, sequence: int) -> NDArray[np.int64]:
         """Where the sequence's context lies, in order."""
@@ -74,8 +74,16 @@ def step(positions, query_start, context_lens, block_tables, slots=None) -> Step
     )
 
 
-def paged(work: Sequence[tuple[int, int]], heads: int, kv_heads: int, dim: int, size: int, seed: int = 0) -> Paged:
-    """``work``: (new tokens, tokens of context with them) per sequence."""
+def paged(
+    work: Sequence[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    size: int,
+    seed: int = 0,
+    kept: type[np.floating] = np.float32,
+) -> Paged:
+    """``work``: (new tokens, tokens of context with them) per sequence. ``kept``: of the pool's elements."""
     random = np.random.default_rng(seed)
     used = [-(-context // size) for _, context in work]
     blocks = random.permutation(sum(used) + 3).astype(np.int32)
@@ -85,7 +93,7 @@ def paged(work: Sequence[tuple[int, int]], heads: int, kv_heads: int, dim: int, 
     positions = np.concatenate([np.arange(context - new, context) for new, context in work])
     start = np.cumsum([0] + [new for new, _ in work])
     batch = step(positions, start, [context for _, context in work], tables)
-    pools = [np.full((len(blocks), size, kv_heads, dim), np.nan, np.float32) for _ in range(2)]
+    pools = [np.full((len(blocks), size, kv_heads, dim), np.nan, kept) for _ in range(2)]
     made = Paged(batch, random.standard_normal((len(positions), heads, dim), np.float32), *pools)
     for sequence in range(len(work)):
         at = made.slots(sequence)

@@ -13,21 +13,8 @@ from typing import Any
 import numpy as np
 from numba.np.numpy_support import carray
 
-from .simd import (
-    CODES,
-    F32,
-    I8,
-    I32,
-    INTS,
-    WIDTH,
-    Emitter,
-    cgutils,
-    float_pointer,
-    int_pointer,
-    kernel,
-    link,
-    parallel_for,
-)
+from .native import float_pointer, int_pointer, link
+from .simd import F16, F32, I8, I32, WIDTH, Emitter, cgutils, kernel, parallel_for
 
 #: The largest code of an int8 head; symmetric, so -128 never occurs.
 LARGEST = 127.0
@@ -108,6 +95,7 @@ def rope_and_store(
     values: int,
     key_scales: int,
     value_scales: int,
+    nbytes: int,
     rows: int,
     heads: int,
     kv_heads: int,
@@ -117,18 +105,19 @@ def rope_and_store(
 ) -> None:
     """Split ``qkv`` [rows, (heads + 2 kv_heads) * dim]; norm q and k by ``q_norm``, ``k_norm`` [dim] (0: not); rotate
     their first ``2 * half`` dims by ``cos``, ``sin`` [positions, half] at ``positions`` int64 [rows]; write ``q``
-    [rows, heads, dim], and ``keys``, ``values`` [slots, kv_heads, dim] at ``slots`` int64 [rows]. Where there are
-    ``key_scales``, ``value_scales`` [slots, kv_heads] (not 0), keys and values become int8; dim a multiple of eight."""
+    [rows, heads, dim], and ``keys``, ``values`` [slots, kv_heads, dim] at ``slots`` int64 [rows]. ``nbytes`` of an
+    element says what these are: float32 or, dim being a multiple of eight, float16 (rounded once) or int8 with
+    ``key_scales``, ``value_scales`` [slots, kv_heads]."""
     shape = (heads, kv_heads, dim, half, np.float32(eps))
     places = (positions, slots, cos, sin, q_norm, k_norm)
     grain = _grain((heads + 2 * kv_heads) * dim)
-    parallel_for(_rope_rows, rows, grain, (qkv, q, (keys, values, key_scales, value_scales), places, shape))
+    parallel_for(_rope_rows, rows, grain, (qkv, q, (keys, values, key_scales, value_scales, nbytes), places, shape))
 
 
 @kernel()
 def _rope_rows(start: int, end: int, qkv: int, q: int, pool: Any, places: Any, shape: Any) -> None:
     positions, slots, cos, sin, q_norm, k_norm = places
-    keys, values, key_scales, value_scales = pool
+    keys, values, key_scales, value_scales, nbytes = pool
     heads, kv_heads, dim, half, eps = shape
     turned = np.empty(dim, np.float32)
     position = carray(int_pointer(positions), (end,))
@@ -145,15 +134,20 @@ def _rope_rows(start: int, end: int, qkv: int, q: int, pool: Any, places: Any, s
         for head in range(kv_heads):
             place = slot[row] * kv_heads + head
             key, value = source + head * size, source + (kv_heads + head) * size
-            if key_scales != 0:
-                _turn(_floats(key, dim), turned, c, s, k_norm, eps)
-                quantise(turned.ctypes.data, dim, keys + place * dim, key_scales + place * 4)
-                quantise(value, dim, values + place * dim, value_scales + place * 4)
+            own = place * dim * nbytes
+            if nbytes == 4:
+                _turn(_floats(key, dim), _floats(keys + own, dim), c, s, k_norm, eps)
+                old, new = _floats(value, dim), _floats(values + own, dim)
+                for i in range(dim):
+                    new[i] = old[i]
                 continue
-            _turn(_floats(key, dim), _floats(keys + place * size, dim), c, s, k_norm, eps)
-            old, new = _floats(value, dim), _floats(values + place * size, dim)
-            for i in range(dim):
-                new[i] = old[i]
+            _turn(_floats(key, dim), turned, c, s, k_norm, eps)
+            if nbytes == 2:
+                round_halves(turned.ctypes.data, dim, keys + own)
+                round_halves(value, dim, values + own)
+            else:
+                quantise(turned.ctypes.data, dim, keys + own, key_scales + place * 4)
+                quantise(value, dim, values + own, value_scales + place * 4)
 
 
 @kernel()
@@ -179,12 +173,12 @@ def _quantise(e: Emitter, x: Any, n: Any, codes: Any, scale: Any) -> None:
     """
     b = e.builder
     x, codes, scale = (e.pointer(address) for address in (x, codes, scale))
-    top = cgutils.alloca_once_value(b, e.splat(0, INTS))
+    top = cgutils.alloca_once_value(b, e.splat(0, e.ints))
     with e.loop(n, WIDTH) as i:
-        bits = b.and_(e.load(e.offset(x, i), INTS), e.splat(0x7FFFFFFF, INTS))
-        before = b.load(top, typ=INTS)
+        bits = b.and_(e.load(e.offset(x, i), e.ints), e.splat(0x7FFFFFFF, e.ints))
+        before = b.load(top, typ=e.ints)
         b.store(b.select(b.icmp_signed(">", bits, before), bits, before), top)
-    highest = e.fold(b.load(top, typ=INTS), lambda one, two: b.select(b.icmp_signed(">", one, two), one, two))
+    highest = e.fold(b.load(top, typ=e.ints), lambda one, two: b.select(b.icmp_signed(">", one, two), one, two))
     step = b.fdiv(b.bitcast(highest, F32), F32(LARGEST))
     step = b.select(b.fcmp_ordered("<", step, F32(TINY)), F32(TINY), step)
     step = b.select(b.icmp_signed(">=", highest, I32(0x7F800000)), F32(float("nan")), step)
@@ -192,10 +186,18 @@ def _quantise(e: Emitter, x: Any, n: Any, codes: Any, scale: Any) -> None:
     steps = e.splat(step)
     with e.loop(n, WIDTH) as i:
         rounded = b.fadd(b.fdiv(e.load(e.offset(x, i)), steps), e.splat(12582912.0))
-        b.store(b.trunc(b.bitcast(rounded, INTS), CODES), e.offset(codes, i, kind=I8), align=1)
+        b.store(b.trunc(b.bitcast(rounded, e.ints), e.of(I8)), e.offset(codes, i, kind=I8), align=1)
 
 
-quantise = link({"quantise": (4, _quantise)})["quantise"]
+def _round_halves(e: Emitter, x: Any, n: Any, out: Any) -> None:
+    """``out`` float16 [n], the nearest to float32 ``x``, ties to even; n in eights."""
+    x, out = e.pointer(x), e.pointer(out)
+    with e.loop(n, WIDTH) as i:
+        e.store_halves(e.load(e.offset(x, i)), e.offset(out, i, kind=F16))
+
+
+_stores = link({"quantise": (4, _quantise), "round_halves": (3, _round_halves)})
+quantise, round_halves = _stores["quantise"], _stores["round_halves"]
 
 
 def _gate_times(turn: Callable[[Emitter, Any], Any]) -> Callable[..., None]:

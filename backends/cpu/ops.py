@@ -1,7 +1,7 @@
 """``Ops`` on a CPU: kernels for what lies between the linear layers, which are handles of their own.
 
-Float32 throughout; keys and values may be int8. Shapes that the kernels don't take (widths that aren't multiples of
-eight) go to plain torch.
+Float32 throughout, but for what is kept of keys and values: float16, float32 or int8. Shapes that the kernels don't
+take (widths that aren't multiples of eight) go to plain torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..cuda.rope import RopeTable
 from ..cuda.step import TorchStep
 from ..cuda.weights import DenseLinear, Linear
 from . import elementwise, routing
-from .attention import Plan, attend
+from .attention import attend
+from .attention_plan import Plan
 from .simd import WIDTH
 
 
@@ -31,7 +32,7 @@ def warm_up() -> None:
     """Load every kernel (the first time on a machine: compile them), so that no request has to wait for it."""
     config = ModelConfig("llama", 1, 8, 8, 1, 1, 1, 8, 4, 1e-5)
     cpu = torch.device("cpu")
-    kv, rope = KVPool(config, 1, 4, torch.float32, cpu), RopeTable.build(config.rope, 8, 4, cpu)
+    kv, rope = KVPool(config, 1, 4, CpuOps.kept, cpu), RopeTable.build(config.rope, 8, 4, cpu)
     ops, x = CpuOps(config, kv, rope, warm=False), torch.ones(1, 8)
     layer = Layer(0, None, 1.0, 1e-5, x, None, None, None, None, x, GatedMlp(None, None))
     zero = np.zeros(1, np.int32)
@@ -57,6 +58,8 @@ def warm_up() -> None:
 class CpuOps(TorchOps):
     """``TorchOps`` with kernels. Tensors it is given are contiguous float32, as its own results are."""
 
+    kept = torch.float16
+
     def __init__(self, config: ModelConfig, kv: KVPool, *ropes: RopeTable, warm: bool = True) -> None:
         super().__init__(config, kv, *ropes)
         if warm:
@@ -81,9 +84,10 @@ class CpuOps(TorchOps):
 
     def rope_and_store(self, qkv: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:
         heads, dim = self.config.num_heads, self.config.head_dim
-        if self.kv.quantized and dim % WIDTH:
+        keys, values, scales = self.kv.keys[layer.index], self.kv.values[layer.index], self._scales(layer)
+        if keys.dtype != torch.float32 and dim % WIDTH:
             return super().rope_and_store(qkv, layer, step)
-        scales, rope = self._scales(layer), self.ropes[layer.rope]
+        rope = self.ropes[layer.rope]
         q = torch.empty((len(qkv), heads, dim), dtype=torch.float32)
         elementwise.rope_and_store(
             qkv.data_ptr(),
@@ -94,10 +98,11 @@ class CpuOps(TorchOps):
             0 if layer.q_norm is None else layer.q_norm.data_ptr(),
             0 if layer.k_norm is None else layer.k_norm.data_ptr(),
             q.data_ptr(),
-            self.kv.keys[layer.index].data_ptr(),
-            self.kv.values[layer.index].data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
             0 if scales is None else scales[0].data_ptr(),
             0 if scales is None else scales[1].data_ptr(),
+            keys.element_size(),
             len(qkv),
             heads,
             self.config.num_kv_heads,

@@ -11,7 +11,8 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from .elementwise import GRAIN
-from .simd import WIDTH, Emitter, float_pointer, int_pointer, kernel, link, parallel_for
+from .native import float_pointer, int_pointer, link
+from .simd import WIDTH, Emitter, kernel, parallel_for
 
 #: Sums that one product of two rows is added up in, so that additions need not wait for each other.
 SUMS = 4

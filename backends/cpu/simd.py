@@ -1,13 +1,13 @@
-"""Vectors of eight float32 in numba code: LLVM IR pieces from which inner loops are put together.
+"""Vectors of float32 in numba code: LLVM IR pieces from which inner loops are put together.
 
-LLVM maps a vector of eight to one AVX register or two NEON ones. Addresses are plain integers, as ``Tensor.data_ptr``
-gives them: they cross into numba far faster than arrays do.
+LLVM maps a vector of eight to one AVX register or two NEON ones, one of sixteen to an AVX-512 register. Addresses are
+plain integers, as ``Tensor.data_ptr`` gives them: they cross into numba far faster than arrays do.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,34 +15,24 @@ from typing import Any
 
 import numba
 from llvmlite import ir
-from numba import types as numba_types
 from numba.core import cgutils as numba_cgutils
-from numba.extending import intrinsic as numba_intrinsic
 
 from ...models.cache import cache_folder
-from . import jit, parallel
+from . import parallel
 
 WIDTH = 8
 
 # numba's own annotations are partial; kernels are checked by tests.
-types: Any = numba_types
 cgutils: Any = numba_cgutils
 settings: Any = numba.config
 parallel_for: Callable[..., None] = parallel.parallel_for
-intrinsic: Callable[[Any], Any] = numba_intrinsic
 
 F32 = ir.FloatType()
+F16 = ir.HalfType()
 I8 = ir.IntType(8)
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
-VECTOR = ir.VectorType(F32, WIDTH)
-INTS = ir.VectorType(I32, WIDTH)
-CODES = ir.VectorType(I8, WIDTH)
 POINTER = ir.PointerType()
-
-PREFIX = "bireme_"
-
-_loaded: list[jit.Module] = []  # never unloaded: cached numba code holds addresses into it
 
 #: Lower than any score: the running maximum's start, finite so that ``-inf`` minus it is still ``-inf``.
 FLOOR = -1e30
@@ -71,10 +61,16 @@ def kernel(**options: Any) -> Callable[[Any], Any]:
 
 
 class Emitter:
-    """Writes vector code at an IR builder's position."""
+    """Writes vector code at an IR builder's position; its vectors have ``width`` elements."""
 
-    def __init__(self, builder: Any) -> None:
+    def __init__(self, builder: Any, width: int = WIDTH) -> None:
         self.builder = builder
+        self.width = width
+        self.vector, self.ints = self.of(F32), self.of(I32)
+
+    def of(self, kind: Any) -> Any:
+        """The type of a vector of ``kind``."""
+        return ir.VectorType(kind, self.width)
 
     def number(self, value: int) -> Any:
         return ir.Constant(I64, value)
@@ -92,42 +88,56 @@ class Emitter:
     def product(self, a: Any, b: Any) -> Any:
         return self.builder.mul(a, self.number(b) if isinstance(b, int) else b)
 
-    def load(self, pointer: Any, kind: Any = VECTOR) -> Any:
-        return self.builder.load(pointer, typ=kind, align=4)
+    def load(self, pointer: Any, kind: Any = None) -> Any:
+        """A vector of float32, or a ``kind``."""
+        return self.builder.load(pointer, typ=kind or self.vector, align=4)
 
-    def widen(self, pointer: Any) -> Any:
-        """Eight int8 codes as floats."""
-        codes = self.builder.load(pointer, typ=CODES, align=1)
-        return self.builder.sitofp(self.builder.sext(codes, INTS), VECTOR)
+    def load_halves(self, pointer: Any) -> Any:
+        """A vector of float16, as float32."""
+        return self.builder.fpext(self.builder.load(pointer, typ=self.of(F16), align=2), self.vector)
+
+    def store_halves(self, value: Any, pointer: Any) -> None:
+        """Float32 rounded to float16, ties to even; infinity where it is too large."""
+        self.builder.store(self.builder.fptrunc(value, self.of(F16)), pointer, align=2)
+
+    def load_codes(self, pointer: Any) -> Any:
+        """A vector of int8, as float32."""
+        codes = self.builder.load(pointer, typ=self.of(I8), align=1)
+        return self.builder.sitofp(self.builder.sext(codes, self.ints), self.vector)
+
+    def prefetch(self, pointer: Any) -> None:
+        """Bring the cache line at ``pointer`` near; it need not be a valid address."""
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        self.builder.call(function, [pointer, I32(0), I32(3), I32(1)])
 
     def store(self, value: Any, pointer: Any) -> None:
         self.builder.store(value, pointer, align=4)
 
-    def splat(self, value: Any, kind: Any = VECTOR) -> Any:
-        """All lanes ``value``: an IR scalar, or a Python number."""
+    def splat(self, value: Any, kind: Any = None) -> Any:
+        """All elements ``value``: an IR scalar, or a Python number. ``kind``: of a vector, float32 if not given."""
+        kind = kind or self.vector
         if isinstance(value, int | float):
-            return ir.Constant(kind, [value] * WIDTH)
+            return ir.Constant(kind, [value] * self.width)
         blank = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(blank, value, ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(first, blank, ir.Constant(INTS, [0] * WIDTH))
+        return self.builder.shuffle_vector(first, blank, ir.Constant(self.ints, [0] * self.width))
 
     def variable(self, value: Any) -> Any:
         """A vector kept in a register over the loops that follow, ``value`` now."""
-        slot = cgutils.alloca_once(self.builder, VECTOR)
+        slot = cgutils.alloca_once(self.builder, self.vector)
         self.builder.store(value, slot)
         return slot
 
     def get(self, slot: Any) -> Any:
-        return self.builder.load(slot, typ=VECTOR)
+        return self.builder.load(slot, typ=self.vector)
 
     def set(self, slot: Any, value: Any) -> None:
         self.builder.store(value, slot)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-        return self.builder.call(
-            cgutils.get_or_insert_function(self.builder.module, kind, "llvm.fmuladd.v8f32"), [a, b, c]
-        )
+        kind, name = ir.FunctionType(self.vector, [self.vector] * 3), f"llvm.fmuladd.v{self.width}f32"
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [a, b, c])
 
     def maximum(self, a: Any, b: Any) -> Any:
         """The larger one; ``a`` where ``b`` is NaN."""
@@ -140,10 +150,10 @@ class Emitter:
         return terms[0]
 
     def fold(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """``combine`` over the lanes, in a fixed tree: a scalar."""
+        """``combine`` over the elements of a vector of eight, in a fixed tree: a scalar."""
         blank = ir.Constant(vector.type, ir.Undefined)
         for half in (4, 2, 1):
-            lanes = ir.Constant(INTS, [(i + half) % WIDTH for i in range(WIDTH)])
+            lanes = ir.Constant(self.ints, [(i + half) % WIDTH for i in range(WIDTH)])
             vector = combine(vector, self.builder.shuffle_vector(vector, blank, lanes))
         return self.first(vector)
 
@@ -160,7 +170,7 @@ class Emitter:
                     low = [lane if not lane & size else WIDTH + lane - size for lane in range(WIDTH)]
                     high = [lane + size if not lane & size else WIDTH + lane for lane in range(WIDTH)]
                     rows[i], rows[i + size] = (
-                        self.builder.shuffle_vector(a, b, ir.Constant(INTS, m)) for m in (low, high)
+                        self.builder.shuffle_vector(a, b, ir.Constant(self.ints, m)) for m in (low, high)
                     )
         return rows
 
@@ -192,60 +202,6 @@ class Emitter:
         y = splat(1 / 5040)
         for coefficient in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
             y = self.fma(y, r, splat(coefficient))
-        bits = b.shl(b.bitcast(shifted, INTS), self.splat(23, INTS))
-        power = b.bitcast(b.add(bits, self.splat(0x3F800000, INTS)), VECTOR)
+        bits = b.shl(b.bitcast(shifted, self.ints), self.splat(23, self.ints))
+        power = b.bitcast(b.add(bits, self.splat(0x3F800000, self.ints)), self.vector)
         return b.select(tiny, splat(0.0), b.fmul(y, power))
-
-
-Body = Callable[..., None]
-
-
-def link(bodies: Mapping[str, tuple[int, Body]]) -> dict[str, Any]:
-    """Compile functions of int64 arguments without a result, for calls from numba code.
-
-    They are machine code of their own, so no caller compiles them again.
-
-    Args:
-        bodies: by name, the number of arguments, and what writes the code: ``body(emitter, *arguments)``.
-    """
-    module = ir.Module("simd")
-    for name, (count, body) in bodies.items():
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * count), name=PREFIX + name)
-        builder = ir.IRBuilder(function.append_basic_block("entry"))
-        body(Emitter(builder), *function.args)
-        builder.ret_void()
-    compiled = jit.compile_ir(str(module))
-    _loaded.append(compiled)
-    for name in bodies:
-        jit.add_symbol(PREFIX + name, compiled.address(PREFIX + name))
-    return {n: types.ExternalFunction(PREFIX + n, types.void(*[types.int64] * c)) for n, (c, _) in bodies.items()}
-
-
-@intrinsic
-def float_pointer(_: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
-    """An address as a pointer, for ``numba.carray``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.float32)(types.int64), codegen
-
-
-@intrinsic
-def int_pointer(_: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
-    """An address as a pointer to int64, for ``numba.carray``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.int64)(types.int64), codegen
-
-
-@intrinsic
-def atomic_add(_: Any, address: Any, value: Any) -> tuple[Any, Callable[..., Any]]:
-    """Add to the int64 at ``address``, for all threads to see; returns what it was."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.atomic_rmw("add", builder.inttoptr(values[0], POINTER), values[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), codegen

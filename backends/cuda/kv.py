@@ -8,8 +8,8 @@ from ...models.config import ModelConfig
 
 #: The largest magnitude of a code, by what a quantised pool keeps. -128 never occurs.
 LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
-#: What ``EngineConfig.kv_cache_dtype`` names; "auto" is the dtype of the arithmetic.
-KEPT = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+#: What ``EngineConfig.kv_cache_dtype`` names; what "auto" keeps is up to the operations.
+KEPT = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class KVPool:
@@ -44,14 +44,14 @@ class KVPool:
 
     def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write ``keys`` and ``values`` [T, kv_heads, head_dim] at ``slots`` [T] int64, block * block_size + offset."""
+        kept = self.keys[layer].dtype
         if self.quantized:
-            kept = self.keys[layer].dtype
             keys, key_scales = quantise(keys, kept)
             values, value_scales = quantise(values, kept)
             self.key_scales[layer].flatten(0, 1).index_copy_(0, slots, key_scales)
             self.value_scales[layer].flatten(0, 1).index_copy_(0, slots, value_scales)
-        _movable(self.keys[layer]).flatten(0, 1).index_copy_(0, slots, _movable(keys))
-        _movable(self.values[layer]).flatten(0, 1).index_copy_(0, slots, _movable(values))
+        _movable(self.keys[layer]).flatten(0, 1).index_copy_(0, slots, _movable(keys.to(kept)))
+        _movable(self.values[layer]).flatten(0, 1).index_copy_(0, slots, _movable(values.to(kept)))
 
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of ``blocks`` int64 [G, NB], in float32: both [G, NB * block_size, kv_heads, head_dim]."""

@@ -111,7 +111,7 @@ def plan_gpu(
 def plan_host(
     checkpoint: Checkpoint, engine: EngineConfig, context: int, itemsize: int, weight_bytes: int
 ) -> MemoryPlan:
-    """Size a pool in main memory, once the weights are in place."""
+    """Size a pool in main memory, once the weights are in place. ``itemsize``: of what the cache keeps unquantised."""
     config = checkpoint.config
     buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs)
     return plan_memory(

@@ -6,6 +6,7 @@ Exact float32 on a CPU; on a GPU it runs in the weights' dtype with norms, rotat
 from __future__ import annotations
 
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from .weights import Embedding, Linear
 
 class TorchOps:
     """The operations of ``backends.base.Ops`` over torch tensors, with the KV pool they read and write."""
+
+    #: What a KV cache of kind "auto" keeps for these operations; None: the dtype of the arithmetic.
+    kept: ClassVar[torch.dtype | None] = None
 
     def __init__(self, config: ModelConfig, kv: KVPool, *ropes: RopeTable) -> None:
         """``ropes``: the tables of ``config.ropes``."""

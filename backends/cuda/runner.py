@@ -65,6 +65,7 @@ class TorchBackend:
         self._model, self._config = checkpoint.config, config
         self._device = device or device_for(road.loader.device)
         self._dtype = road.loader.dtype
+        self._kept = KEPT.get(config.kv_cache_dtype, road.ops.kept or self._dtype)
         self._context = min(config.max_model_len or self._model.max_position, self._model.max_position)
         self._sender = Sender(self._device)
         self._send = self._sender.send if self._device.asynchronous else share
@@ -190,7 +191,7 @@ class TorchBackend:
         ropes = [RopeTable.build(r, self._model.head_dim, self._context, device.device) for r in self._model.ropes]
         if not device.asynchronous:
             self._decoder = Decoder(self._model, loader)
-            plan = self._agreed(memory.plan_host(checkpoint, config, self._context, itemsize, loader.nbytes))
+            plan = self._agreed(memory.plan_host(checkpoint, config, self._context, self._kept.itemsize, loader.nbytes))
             self._ops = road.ops(self._model, self._pool(plan.num_blocks), *ropes)
             return plan
         budget = memory.Budget(device.total_bytes(), device.free_bytes(), config.gpu_memory_fraction)
@@ -229,8 +230,7 @@ class TorchBackend:
         return memory.Use(weights, work + held - weights, graphs)
 
     def _pool(self, num_blocks: int) -> KVPool:
-        kept = KEPT.get(self._config.kv_cache_dtype, self._dtype)
-        return KVPool(self._model, num_blocks, self._config.block_size, kept, self._device.device)
+        return KVPool(self._model, num_blocks, self._config.block_size, self._kept, self._device.device)
 
     @torch.inference_mode()
     def _prepare_graphs(self, null_block: int, seconds: float) -> None:

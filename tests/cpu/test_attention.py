@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from paged import Paged, paged
+from paged import Paged
+from paged import paged as made
 
-from bireme.backends.cpu.attention import Plan, attend
+from bireme.backends.cpu.attention import attend
+from bireme.backends.cpu.attention_plan import Plan
 from bireme.backends.cpu.threads import pool
 
 WORK = [(1, 300), (5, 5), (1, 64), (30, 100), (1, 1), (1, 65), (40, 200), (2, 131), (1, 128)]
+
+
+@pytest.fixture(params=[np.float32, np.float16], ids=["float32", "float16"])
+def paged(request):
+    return partial(made, kept=request.param)
 
 
 def run(case: Paged, window: int | None = None, scale: float | None = None) -> torch.Tensor:
@@ -30,28 +39,28 @@ def check(case: Paged, window: int | None = None, scale: float | None = None) ->
 
 @pytest.mark.parametrize("dim", [8, 16, 32, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("heads, kv_heads", [(9, 3), (3, 3), (8, 2), (16, 2), (5, 1), (14, 2)])
-def test_head_shapes(heads, kv_heads, dim):
+def test_head_shapes(paged, heads, kv_heads, dim):
     check(paged(WORK, heads, kv_heads, dim, 16, seed=dim))
 
 
 @pytest.mark.parametrize("size", [1, 8, 16, 32, 48])
 @pytest.mark.parametrize("window", [None, 1, 7, 64, 100, 5000])
-def test_windows_and_block_sizes(window, size):
+def test_windows_and_block_sizes(paged, window, size):
     check(paged(WORK, 6, 2, 32, size, seed=size), window)
 
 
 @pytest.mark.parametrize("work", [[(1, 1)], [(1, 4097)], [(257, 257)], [(9, 3000)], [(1, n) for n in range(1, 131)]])
-def test_lengths(work):
+def test_lengths(paged, work):
     check(paged(work, 9, 3, 64, 16))
 
 
-def test_a_layers_scale():
+def test_a_layers_scale(paged):
     check(paged(WORK, 6, 2, 64, 16), scale=0.05)
 
 
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_neighbours_and_threads_change_no_bit(threads, window):
+def test_neighbours_and_threads_change_no_bit(paged, threads, window):
     case = paged(WORK, 9, 3, 64, 16)
     before = pool().threads
     pool().resize(threads)
@@ -64,7 +73,7 @@ def test_neighbours_and_threads_change_no_bit(threads, window):
         assert torch.equal(together[rows], run(case.alone(s), window)), WORK[s]
 
 
-def test_chunks_change_no_bit():
+def test_chunks_change_no_bit(paged):
     case = paged([(150, 150)], 9, 3, 64, 16)
     whole = run(case).numpy()
     for start, end in [(0, 1), (1, 70), (70, 149), (149, 150)]:
@@ -83,7 +92,7 @@ def test_chunks_change_no_bit():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("sick", [0, 3])
-def test_a_bad_sequence_is_sick_alone(sick, bad):
+def test_a_bad_sequence_is_sick_alone(paged, sick, bad):
     case = paged(WORK, 9, 3, 64, 16)
     healthy = run(case)
     at = case.slots(sick)[0]
@@ -97,7 +106,7 @@ def test_a_bad_sequence_is_sick_alone(sick, bad):
     assert torch.equal(result[keep], healthy[keep])
 
 
-def test_blocks_before_the_window_are_not_read():
+def test_blocks_before_the_window_are_not_read(paged):
     """The engine may have given them to someone else."""
     case = paged([(1, 400), (3, 300)], 6, 2, 32, 16)
     expected = run(case, 40)
@@ -106,7 +115,7 @@ def test_blocks_before_the_window_are_not_read():
     assert torch.equal(run(case, 40), expected)
 
 
-def test_large_scores_do_not_overflow():
+def test_large_scores_do_not_overflow(paged):
     case = paged([(1, 200), (30, 100)], 6, 2, 64, 16)
     case.q[:] *= 1e4
     result = run(case)
@@ -115,7 +124,7 @@ def test_large_scores_do_not_overflow():
     assert np.median(np.abs(result.numpy() - best)) < 1e-5
 
 
-def test_equal_lengths_of_read_only_arrays():
+def test_equal_lengths_of_read_only_arrays(paged):
     """Batches come read-only from the core; nothing may be compiled again for them."""
     case = paged(WORK, 9, 3, 64, 16)
     expected = run(case)
@@ -129,7 +138,7 @@ def test_equal_lengths_of_read_only_arrays():
 
 
 @pytest.mark.parametrize("window", [None, 400])
-def test_a_shared_prefix_changes_no_bit(window):
+def test_a_shared_prefix_changes_no_bit(paged, window):
     """Sequences that share blocks are read together; each gets what it gets alone."""
     case = paged([(1, 300), (1, 310), (5, 290), (1, 270), (1, 128), (1, 306)], 9, 3, 64, 16)
     for s, common in ((1, 256), (2, 256), (3, 192), (4, 128), (5, 300)):
@@ -142,7 +151,7 @@ def test_a_shared_prefix_changes_no_bit(window):
 
 
 @pytest.mark.parametrize("window", [7, 50, 100])
-def test_chunks_change_no_bit_behind_a_window(window):
+def test_chunks_change_no_bit_behind_a_window(paged, window):
     case = paged([(150, 150)], 6, 2, 32, 8)
     whole = run(case, window)
     for t in (0, 5, 63, 64, 90, 149):

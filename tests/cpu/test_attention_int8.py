@@ -9,7 +9,8 @@ import pytest
 import torch
 from paged import Paged, paged
 
-from bireme.backends.cpu.attention import Plan, attend
+from bireme.backends.cpu.attention import attend
+from bireme.backends.cpu.attention_plan import Plan
 from bireme.backends.cpu.threads import pool
 from bireme.backends.cuda.kv import quantise
 

@@ -74,6 +74,8 @@ def test_mlx_takes_what_the_plan_says(kind: str) -> None:
 
 
 HELD = [
+    ("cpu", "cpu", "auto", {}),
+    ("cpu", "cpu", "float32", {}),
     ("cpu", "cpu", "int8", {}),
     ("mlx-linux", "mlx", "int8", {"mlx_weights": "dense", "mlx_dtype": "float32"}),
 ]
