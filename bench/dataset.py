@@ -31,6 +31,11 @@ class DataSpec:
     chat: bool = False
     seed: int = 0
 
+    @property
+    def unit(self) -> str:
+        """What an open loop sends so many of a second."""
+        return "conversations" if self.kind == "multiturn" else "req"
+
     def __post_init__(self) -> None:
         if self.kind not in DATASETS:
             raise ValueError(f"dataset is {self.kind!r}; it must be one of {', '.join(DATASETS)}")

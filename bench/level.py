@@ -46,16 +46,17 @@ class Load:
     rate: float | None  # open: requests a second; None with a ramp, or where requests have times of their own (a trace)
     burstiness: float = 1.0
     ramp: Ramp | None = None
+    unit: str = "req"  # open: what comes so often; a conversation is several requests
 
     @property
     def name(self) -> str:
         if self.loop == "closed":
             return f"{self.concurrency} at once"
         if self.ramp is not None:
-            return f"{self.ramp.start:g} to {self.ramp.end:g} req/s"
+            return f"{self.ramp.start:g} to {self.ramp.end:g} {self.unit}/s"
         if self.rate is None:
             return "the trace's times"
-        return "all at once" if self.rate == float("inf") else f"{self.rate:g} req/s"
+        return "all at once" if self.rate == float("inf") else f"{self.rate:g} {self.unit}/s"
 
     @property
     def about(self) -> str:
@@ -83,7 +84,8 @@ class Load:
         rate: float | str | None = self.rate
         if self.loop == "closed" or self.ramp is not None or rate == float("inf"):
             rate = "inf"
-        found = {"loop": self.loop, "request_rate": rate, "burstiness": self.burstiness}
+        burstiness = "inf" if self.burstiness == float("inf") else self.burstiness  # JSON knows no infinity
+        found = {"loop": self.loop, "request_rate": rate, "burstiness": burstiness}
         found["max_concurrency"] = self.concurrency
         if self.ramp is not None:
             found["ramp_up_strategy"] = self.ramp.strategy

@@ -61,9 +61,9 @@ class Plan:
         if self.data.kind == "trace":
             return [Load("open", self.max_concurrency, None)]
         if self.ramp is not None:
-            return [Load("open", self.max_concurrency, None, self.burstiness, self.ramp)]
+            return [Load("open", self.max_concurrency, None, self.burstiness, self.ramp, self.data.unit)]
         closed = [Load("closed", n, None) for n in self.concurrencies]
-        return closed or [Load("open", self.max_concurrency, rate, self.burstiness) for rate in self.rates]
+        return closed or [open_load(self, rate) for rate in self.rates]
 
 
 @dataclass(slots=True)
@@ -172,7 +172,11 @@ def search(
 def _load(plan: Plan, closed: bool, value: float) -> Load:
     if closed:
         return Load("closed", int(value), None)
-    return Load("open", plan.max_concurrency, value, plan.burstiness)
+    return open_load(plan, value)
+
+
+def open_load(plan: Plan, rate: float) -> Load:
+    return Load("open", plan.max_concurrency, rate, plan.burstiness, unit=plan.data.unit)
 
 
 def find_model(target: Target) -> str:

@@ -156,7 +156,10 @@ def asked(options: Options) -> dict[str, Any]:
     found = {key: value for key, value in options.items() if value not in (None, "", ()) and key != "api_key"}
     bounds = [*found.pop("goodput", ()), *found.pop("terms", ())]
     found |= {"goodput": " ".join(bounds)} if bounds else {}
-    return {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
+    for key, value in found.items():
+        if isinstance(value, Path) or value == float("inf"):  # JSON knows neither
+            found[key] = str(value)
+    return found
 
 
 def _headline(run: Run, options: Options) -> str:

@@ -139,7 +139,8 @@ def _loads(options: Options) -> list[Load]:
     if bool(users) == bool(rates):
         raise ValueError("give either --concurrency (closed loop) or --request-rate (open loop)")
     closed = [Load("closed", count, None) for count in users]
-    return closed or [Load("open", None, rate, options["burstiness"]) for rate in rates]
+    unit = DataSpec(options["dataset"], options["dataset_path"]).unit
+    return closed or [Load("open", None, rate, options["burstiness"], unit=unit) for rate in rates]
 
 
 def _source(options: Options) -> IdSource:

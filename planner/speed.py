@@ -23,8 +23,10 @@ def speeds(plan: Plan, chip: Chip | None = None) -> list[Speed]:
     """On ``chip``, or on the usual ones of the plan's device; none where the weights are not known.
 
     Raises:
-        ValueError: ``chip`` can't share a model, and several devices were asked for.
+        ValueError: ``chip`` is no device of the plan's kind, or can't share a model where several devices are to.
     """
+    if chip is not None and chip.name not in KINDS.get(plan.device, (chip.name,)):
+        raise ValueError(f"chip {chip.name} is none that {plan.device} runs on; leave one of the two out")
     if plan.weight_bytes <= 0:
         return []
     return [_speed(plan, one) for one in ([chip] if chip else _usual(plan))]

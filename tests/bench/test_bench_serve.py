@@ -227,6 +227,16 @@ def test_a_trace_runs_whole_at_its_own_times(tmp_path: Path) -> None:
     assert "TTFT over time" in report.read_text(encoding="utf-8")
 
 
+def test_an_even_rate_of_conversations_is_called_so(tmp_path: Path) -> None:
+    found = tmp_path / "run.json"
+    with serving(good) as url:
+        given = ["--url", url, "--dataset", "multiturn", "--turns", "2", "--request-rate", "100", "--burstiness", "inf"]
+        result = bench(*given, "--num-prompts", "8", "--think", "0.01", "--json", str(found))
+    assert "open loop, burstiness inf, 100 conversations/s: 8 completed" in result.output
+    run = json.loads(found.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert run["levels"][0]["burstiness"] == "inf" == run["options"]["burstiness"]
+
+
 def test_a_ramp_is_called_one(tmp_path: Path) -> None:
     found = tmp_path / "run.json"
     with serving(good) as url:

@@ -104,6 +104,8 @@ def test_typed_shapes_are_shared_too() -> None:
         (["--tensor-parallel", "3"], "32 attention heads, which 3 devices can't share evenly; it can be 1, 2, 4, 8"),
         (["--tensor-parallel", "2", "--device", "mlx"], "mlx shares no model; any, cuda, cpu-exact do"),
         (["--tensor-parallel", "2", "--chip", "m4"], "m4 can't share a model with others"),
+        (["--device", "cuda", "--chip", "m4"], "chip m4 is none that cuda runs on"),
+        (["--device", "cpu", "--chip", "h100"], "chip h100 is none that cpu runs on"),
     ],
 )
 def test_what_cannot_be_shared_is_named(arguments: list[str], message: str, tmp_path: Path) -> None:
