@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,23 @@ def select_rows(weight: Weight, index: slice | NDArray[np.integer[Any]]) -> Weig
         data=data,
         scales=None if weight.scales is None else weight.scales[index],
         biases=None if weight.biases is None else weight.biases[index],
+    )
+
+
+def stack_rows(weights: Sequence[Weight]) -> Weight:
+    """Matrices stored alike as one, their rows end to end; a copy. It has the first one's name."""
+
+    def joined(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+        found = [part for part in parts if part is not None]
+        return np.concatenate(found) if found else None
+
+    first, rows = weights[0], sum(weight.shape[0] for weight in weights)
+    return dataclasses.replace(
+        first,
+        shape=(rows, *first.shape[1:]),
+        data=np.concatenate([weight.data for weight in weights]),
+        scales=joined([weight.scales for weight in weights]),
+        biases=joined([weight.biases for weight in weights]),
     )
 
 

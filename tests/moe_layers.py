@@ -9,6 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from tiny import tiny_config
 
 from bireme.models.config import MoeConfig
 from bireme.models.moe import load_moe
@@ -23,18 +24,19 @@ Floats = NDArray[np.floating[Any]]
 class MoeLayer:
     """A checkpoint of nothing but one layer's experts, every matrix quantised by gguf-py as ``kinds`` says."""
 
-    config: MoeConfig
+    moe: MoeConfig
     hidden: int
     kinds: dict[str, str]  # of "gate_proj", "up_proj", "down_proj"; others F32
     seed: int = 0
     name: str = "one layer"
 
     def __post_init__(self) -> None:
+        self.config = tiny_config("qwen3_moe", hidden_size=self.hidden, moe=self.moe)
         rng = np.random.default_rng(self.seed)
-        into, back = (self.config.intermediate_size, self.hidden), (self.hidden, self.config.intermediate_size)
+        into, back = (self.moe.intermediate_size, self.hidden), (self.hidden, self.moe.intermediate_size)
         self._weights: dict[str, Weight] = {}
-        self._put("mlp.gate", rng.standard_normal((self.config.num_experts, self.hidden)) * 2)
-        for expert in range(self.config.num_experts):
+        self._put("mlp.gate", rng.standard_normal((self.moe.num_experts, self.hidden)) * 2)
+        for expert in range(self.moe.num_experts):
             for part, shape in (("gate", into), ("up", into), ("down", back)):
                 self._put(f"mlp.experts.{expert}.{part}_proj", rng.standard_normal(shape) * 1.5)
         self.weight_bytes = sum(weight.data.nbytes for weight in self._weights.values())
@@ -58,7 +60,7 @@ class MoeLayer:
 
     def load(self, loader: Any) -> Any:
         """The layer's ``MoeMlp``, of a loader over this checkpoint."""
-        return load_moe(self.config, PREFIX, loader)
+        return load_moe(self.moe, PREFIX, loader)
 
     def values(self, module: str) -> Floats:
         return self._weights[f"{PREFIX}{module}.weight"].dequantize().astype(np.float64)
@@ -71,8 +73,8 @@ class MoeLayer:
             logits = router @ row
             shares = np.exp(logits - logits.max())
             shares /= shares.sum()
-            chosen = np.argsort(-logits, kind="stable")[: self.config.top_k]
-            if self.config.normalise:
+            chosen = np.argsort(-logits, kind="stable")[: self.moe.top_k]
+            if self.moe.normalise:
                 shares = shares / shares[chosen].sum()
             for expert in chosen:
                 gate, up, down = (self.values(f"mlp.experts.{expert}.{part}_proj") for part in ("gate", "up", "down"))

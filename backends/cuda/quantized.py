@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 
-from ...models.weight import Checkpoint, CheckpointError, Progress
+from ...models.dequant import stack_rows
+from ...models.weight import Checkpoint, Progress, Weight
+from .grouped_experts import GroupedExperts
 from .kernels import quantized
+from .kernels.experts import Matrices
 from .plane_form import Planes
 from .planes import has_planes, planes
 from .weights import DenseLoader, Embedding, Linear
@@ -95,11 +97,32 @@ class PlanarLoader(DenseLoader):
         bias = self.bias(names, [weight.shape[0] for weight in weights])
         return QuantizedLinear([self._take(name) for name in names], bias)
 
-    def experts(self, names: Sequence[str]) -> NoReturn:
-        raise CheckpointError(
-            f"{self.checkpoint.name} is a mixture of experts, which a GPU's kernels can't run yet; use --device cpu "
-            "--cpu-precision exact"
-        )
+    def experts(self, names: Sequence[str]) -> GroupedExperts:
+        gate, up, down = ([name + part for name in names] for part in ("gate_proj", "up_proj", "down_proj"))
+        if _alike([self._weight(gate[0]), self._weight(up[0])]):
+            both = [name for pair in zip(gate, up, strict=True) for name in pair]
+            return GroupedExperts([self._matrices(both, len(names))], self._matrices(down, len(names)))
+        apart = [self._matrices(part, len(names)) for part in (gate, up)]
+        return GroupedExperts(apart, self._matrices(down, len(names)))
+
+    def _matrices(self, names: Sequence[str], count: int) -> Matrices:
+        """The matrices ``names`` stacked along their rows, those of each of ``count`` experts together."""
+        weights = [self._weight(name) for name in names]
+        if _alike(weights):
+            made = planes(stack_rows(weights), self.device)
+            self.nbytes += made.nbytes
+            for weight in weights:
+                self.count(weight)
+            return Matrices(made, count)
+        dense = self._empty(sum(weight.shape[0] for weight in weights), weights[0].shape[1])
+        start = 0
+        for weight in weights:
+            dense[start : start + weight.shape[0]] = self._decode(weight)
+            start += weight.shape[0]
+        return Matrices(dense, count)
+
+    def _weight(self, name: str) -> Weight:
+        return self.checkpoint.weight(name + ".weight")
 
     def embedding(self, name: str) -> Embedding:
         weight = self.checkpoint.weight(name + ".weight")
@@ -122,3 +145,9 @@ class PlanarLoader(DenseLoader):
         if self._order is None or not torch.equal(self._order, made.order):
             self._order = made.order
         return replace(made, order=self._order)
+
+
+def _alike(weights: Sequence[Weight]) -> bool:
+    """Whether ``weights`` can be planes of one form, one after the other."""
+    forms = {(weight.kind, weight.bits, weight.group_size, weight.shape[1]) for weight in weights}
+    return len(forms) == 1 and all(has_planes(weight) and not weight.ordered for weight in weights)

@@ -23,7 +23,7 @@ from .kernels.variant import Variant
 ARCHITECTURES = (80, 90, 100, 120)
 #: The most shared memory, in bytes, that one program may have.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-MODULES = ("norm", "rope", "activation", "decode", "extend", "sampler", "quantized")
+MODULES = ("norm", "rope", "activation", "decode", "extend", "sampler", "quantized", "experts")
 _TENSOR_CORES = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
 
 

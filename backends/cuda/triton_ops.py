@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from ...core.step import StepBatch
 from ...models.decoder import Layer
+from .experts import Experts
 from .kernels import activation, decode, extend, norm, rope
+from .kernels.experts import route
 from .ops import TorchOps
 from .step import TorchStep
+from .weights import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,9 @@ class TritonOps(TorchOps):
 
     def geglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         return activation.geglu(gate_up, "tanh")
+
+    def moe(self, x: torch.Tensor, router: Linear, experts: Experts, top_k: int, normalise: bool) -> torch.Tensor:
+        return experts(x, *route(router(x), top_k, normalise), self.swiglu)
 
     def _scales(self, layer: Layer) -> tuple[torch.Tensor, torch.Tensor] | None:
         if not self.kv.quantized:

@@ -99,7 +99,7 @@ class DenseLoader:
         return out
 
     def router(self, name: str) -> Linear:
-        return DenseLinear(self.norm(name))
+        return DenseLinear(self._whole(name, self.dtype))
 
     def experts(self, names: Sequence[str]) -> Experts:
         first = self.checkpoint.stored(names[0] + "gate_proj.weight")

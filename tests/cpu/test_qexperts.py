@@ -50,7 +50,7 @@ def threads() -> Iterator[None]:
 
 def one_by_one(layer: MoeLayer, ops: CpuOps, x: torch.Tensor) -> torch.Tensor:
     """The same by a layer for each expert, a token at a time."""
-    config, out = layer.config, torch.zeros_like(x)
+    config, out = layer.moe, torch.zeros_like(x)
     router = torch.from_numpy(layer.weight(f"{PREFIX}mlp.gate.weight").data)
     shares, chosen = route((x.double() @ router.double().T), config.top_k, config.normalise)
     made: dict[int, tuple[QuantizedLinear, QuantizedLinear]] = {}

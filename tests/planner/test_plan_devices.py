@@ -186,6 +186,25 @@ def test_the_plan_of_experts_is_what_each_backend_allocates(
         checkpoint.close()
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_the_plan_of_experts_is_what_the_cuda_loader_holds(kind: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    pytest.importorskip("triton", reason="needs Triton's kernels")
+    from bireme.backends.cuda.memory import expected_use
+    from bireme.backends.cuda.quantized import PlanarLoader
+    from bireme.models.decoder import Decoder
+
+    path = write_zeros(tmp_path / "moe.gguf", kind)
+    shape, checkpoint = open_shape(str(path)), open_checkpoint(path)
+    loader = PlanarLoader(checkpoint, torch.bfloat16, torch.device("cpu"))
+    Decoder(checkpoint.config, loader)
+    plan = make_plan(shape, PlanRequest(concurrency=8, context=512, device="cuda"))
+    assert plan.weight_bytes == pytest.approx(loader.nbytes, rel=0.05)
+    use = expected_use(checkpoint, EngineConfig(max_num_seqs=8, max_num_batched_tokens=2048), 2, quantized=True)
+    assert use.weights == pytest.approx(loader.nbytes, rel=0.05) and plan.buffer_bytes == use.work
+    checkpoint.close()
+
+
 def test_experts_in_blocks_of_gguf_take_nine_bits_on_mlx() -> None:
     """There a matrix in such blocks has kernels of its own, and experts have none."""
     part = Part("Q6_K", 1024, 840)

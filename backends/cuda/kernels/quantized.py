@@ -166,7 +166,8 @@ def constants(form: Form) -> dict[str, Any]:
     }
 
 
-def _parts(weight: Planes) -> tuple[torch.Tensor, ...]:
+def parts_of(weight: Planes) -> tuple[torch.Tensor, ...]:
+    """The arrays that a kernel takes for ``weight``."""
     return weight.low, weight.high, weight.words, weight.scale, weight.minimum
 
 
@@ -183,7 +184,7 @@ def dequantize(
     if count:
         block = 32 if picks is None else 1
         dequantize_kernel[(triton.cdiv(count, block), weight.low.shape[0])](
-            *_parts(weight), weight.words if picks is None else picks, out, weight.rows, weight.columns, count, first,
+            *parts_of(weight), weight.words if picks is None else picks, out, weight.rows, weight.columns, count, first,
             **constants(weight.form), PICK=picks is not None, BLOCK=block, num_warps=2 if block > 1 else 1,
         )  # fmt: skip
     return out
@@ -193,7 +194,7 @@ def few(x: torch.Tensor, weight: Planes, bias: torch.Tensor | None, out: torch.T
     """``out`` [M, N] (rows may be strided) = ``x`` [M, K] times the weight transposed, for M up to FEW."""
     count = len(x)
     vector_kernel[(triton.cdiv(weight.rows, VECTOR_ROWS),)](
-        x, *_parts(weight), x if bias is None else bias, out, weight.rows, weight.columns, count, out.stride(0),
+        x, *parts_of(weight), x if bias is None else bias, out, weight.rows, weight.columns, count, out.stride(0),
         **constants(weight.form), BIAS=bias is not None, COUNT=triton.next_power_of_2(count), ROWS=VECTOR_ROWS,
         TILES=VECTOR_TILES if count <= 2 else VECTOR_TILES // 2, num_warps=4,
     )  # fmt: skip
@@ -216,7 +217,7 @@ def some(
     partial = torch.empty((splits, count, rows) if splits > 1 else (1,), dtype=torch.float32, device=x.device)
     bias_or_none = x if bias is None else bias
     matrix_kernel[(*grid, splits)](
-        x, *_parts(weight), bias_or_none, out, partial, rows, weight.columns, count, out.stride(0),
+        x, *parts_of(weight), bias_or_none, out, partial, rows, weight.columns, count, out.stride(0),
         **constants(weight.form), BIAS=bias is not None, SPLITS=splits, ROWS=WEIGHT_ROWS, COUNT=block, num_warps=4,
         num_stages=3,
     )  # fmt: skip
@@ -227,17 +228,23 @@ def some(
         )  # fmt: skip
 
 
+def plane_types(kind: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Types of the planes' arrays of one of ``FORMS``, and its compile-time arguments."""
+    form, types = FORMS[kind], dict.fromkeys(("scale", "minimum"), "*fp16")
+    types |= {"low": "*i8" if kind == "Q8_0" else "*u8", "high": "*u8"}
+    types |= {"words": "*i16" if form.word == torch.int16 else "*i32"}
+    return types | GROUP_TYPES.get(kind, {}), constants(form)
+
+
 def variants() -> list[Variant]:
     """GGML's types; and a form of each scheme of groups."""
     found = []
-    for kind, form in FORMS.items():
-        types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("scale", "minimum"), "*fp16")
-        types |= {"low": "*i8" if kind == "Q8_0" else "*u8", "high": "*u8", "partial": "*fp32"}
-        types |= {"words": "*i16" if form.word == torch.int16 else "*i32"}
-        types |= {"picks": "*i64"} | dict.fromkeys(("rows", "columns", "count", "first", "out_stride"), "i32")
-        types |= GROUP_TYPES.get(kind, {})
+    for kind in FORMS:
+        types, form = plane_types(kind)
+        types |= dict.fromkeys(("x", "bias", "out"), "*bf16") | {"partial": "*fp32", "picks": "*i64"}
+        types |= dict.fromkeys(("rows", "columns", "count", "first", "out_stride"), "i32")
         count = frozenset({"count"})
-        base = constants(form) | {"BIAS": False}
+        base = form | {"BIAS": False}
         common = kind in COMMON
         for items in (1, 4) if common else (1,):
             shape = {"COUNT": items, "ROWS": VECTOR_ROWS, "TILES": VECTOR_TILES if items <= 2 else VECTOR_TILES // 2}
@@ -249,6 +256,6 @@ def variants() -> list[Variant]:
                         vector_loads=items > 16, unaligned=count)
             )  # fmt: skip
         if common:
-            shape = constants(form) | {"PICK": False, "BLOCK": 32}
+            shape = form | {"PICK": False, "BLOCK": 32}
             found.append(Variant(f"dequantize[{kind}]", dequantize_kernel, types, shape, 2, unaligned=count))
     return found
