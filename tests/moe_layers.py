@@ -48,6 +48,10 @@ class MoeLayer:
         name = f"{PREFIX}{module}.weight"
         self._weights[name] = Weight(name, scaled.shape, kind, data)
 
+    def replace(self, name: str, kind: str, data: NDArray[Any]) -> None:
+        """Have the tensor ``name`` stored in another way."""
+        self._weights[name] = Weight(name, self._weights[name].shape, kind, data)
+
     def names(self) -> Iterator[str]:
         return iter(self._weights)
 

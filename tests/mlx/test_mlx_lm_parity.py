@@ -57,7 +57,8 @@ def by_mlx_lm(model: Any, prompt: Sequence[int], count: int, close: float) -> An
 
 def for_mlx_lm(folder: Path) -> dict[str, Any]:
     """What transformers 5 writes into ``config.json`` in its own way, under the names that mlx-lm looks for."""
-    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    settings = json.loads((folder / "config.json").read_text())
+    rope = settings["rope_parameters"]
     local = rope.get("sliding_attention", {})
     rope = rope.get("full_attention", rope)
     return {
@@ -65,6 +66,7 @@ def for_mlx_lm(folder: Path) -> dict[str, Any]:
         "rope_scaling": rope if rope["rope_type"] != "default" else None,
         "rope_local_base_freq": local.get("rope_theta"),
         "sliding_window_pattern": 2,  # of the layers in ``tiny_models.GEMMA3``
+        "num_experts": settings.get("num_local_experts"),
     }
 
 

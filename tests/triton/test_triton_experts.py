@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -142,8 +140,7 @@ def test_experts_that_differ_are_decoded():
     """One of them of another type: there are no planes of one form."""
     layer = MoeLayer(MoeConfig(4, 2, 64), 64, dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "Q8_0"))
     name = "model.layers.0.mlp.experts.2.up_proj.weight"
-    values = layer.weight(name).dequantize()
-    layer._weights[name] = replace(layer.weight(name), kind="F32", data=values)
+    layer.replace(name, "F32", layer.weight(name).dequantize())
     mlp = layer.load(PlanarLoader(layer, torch.float32, CPU))
     assert isinstance(mlp.experts.gate_up[0].weight, torch.Tensor)
     assert not isinstance(mlp.experts.down.weight, torch.Tensor)
