@@ -31,6 +31,13 @@ def usage(tokens: int, prompt: int = 5, cached: int = 0) -> bytes:
     return event(choices=[], usage=counts)
 
 
+def failure(number: int) -> bytes | None:
+    """What seven of ten requests get in the place of an answer: 503 (five), no token (one), an error event (one)."""
+    kinds = [b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"] * 5
+    kinds += [HEAD + DONE, HEAD + text("x") + event(error={"message": "broken"}) + DONE]
+    return kinds[number % 10] if number % 10 < len(kinds) else None
+
+
 @contextmanager
 def serving(answer: Answer) -> Iterator[str]:
     """Serve until the block ends; gives the base URL. ``answer`` gets the writer, the request's number and its body."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_sse import DONE, HEAD, event, serving, text, usage
+from fake_sse import DONE, HEAD, event, failure, serving, text, usage
 from typer.testing import CliRunner
 
 from bireme.bench.arrivals import Ramp, gap_variation, ramp, schedule
@@ -83,13 +83,8 @@ def test_failures_never_improve_the_numbers() -> None:
     """E04: 50 % 503, 10 % empty, 10 % error event, the rest good after 0.1 s."""
 
     async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
-        kind = number % 10
-        if kind < 5:
-            writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        elif kind == 5:
-            writer.write(HEAD + DONE)
-        elif kind == 6:
-            writer.write(HEAD + text("x") + event(error={"message": "broken"}) + DONE)
+        if (failed := failure(number)) is not None:
+            writer.write(failed)
         else:
             await asyncio.sleep(0.1)
             writer.write(HEAD + text("good", "stop") + usage(7) + DONE)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Awaitable, Callable
 
 import pytest
+from fake_sse import DONE, HEAD, event, failure, serving, text, usage
 
 from bireme.bench.ask import Prompt, Session, Target
 from bireme.bench.level import Level, Load, summarise
@@ -15,48 +15,21 @@ from bireme.bench.load import closed_samples, open_samples
 from bireme.bench.percentile import percentile
 
 Answer = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-DONE = b"data: [DONE]\n\n"
-
-
-def event(**fields: object) -> bytes:
-    return b"data: " + json.dumps(fields).encode() + b"\n\n"
-
-
-def text(content: str, finish: str | None = None) -> bytes:
-    return event(choices=[{"index": 0, "delta": {"content": content}, "finish_reason": finish}])
-
-
-def usage(tokens: int) -> bytes:
-    details = {"cached_tokens": 3}
-    return event(choices=[], usage={"completion_tokens": tokens, "prompt_tokens": 5, "prompt_tokens_details": details})
 
 
 def run(answer: Answer, count: int, concurrency: int | None = None, due: list[float] | None = None) -> Level:
     """Load a server that answers request number n (from 0) with ``answer``; closed loop unless ``due`` is given."""
-    seen = 0
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal seen
-        number, seen = seen, seen + 1
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-        await reader.readexactly(length)
-        await answer(writer, number)
-        writer.close()
+    async def load(url: str) -> Level:
+        target = Target(url=url, model="m", timeout=20)
+        sessions = [Session((Prompt(({"role": "user", "content": "x"},), 100),))] * count
+        if due is not None:
+            return summarise(await open_samples(target, sessions, due), Load("open", None, None))
+        users = concurrency or count
+        return summarise(await closed_samples(target, sessions, users), Load("closed", users, None))
 
-    async def load() -> Level:
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            target = Target(url=f"http://127.0.0.1:{port}/v1", model="m", timeout=20)
-            sessions = [Session((Prompt(({"role": "user", "content": "x"},), 100),))] * count
-            if due is not None:
-                return summarise(await open_samples(target, sessions, due), Load("open", None, None))
-            users = concurrency or count
-            return summarise(await closed_samples(target, sessions, users), Load("closed", users, None))
-
-    return asyncio.run(load())
+    with serving(lambda writer, number, body: answer(writer, number)) as url:
+        return asyncio.run(load(url))
 
 
 def median(level: Level, figure: str) -> float | None:
@@ -70,7 +43,7 @@ def test_a_chunk_may_hold_several_tokens() -> None:
             writer.write(text("four tokens in one"))
             await writer.drain()
             await asyncio.sleep(0.01)
-        writer.write(text("", "length") + usage(100) + DONE)
+        writer.write(text("", "length") + usage(100, cached=3) + DONE)
 
     found = run(answer, 1)
     assert (found.output_tokens, found.tokens_from) == (100, "usage")
@@ -102,14 +75,9 @@ def test_first_token_is_the_first_text() -> None:
 
 def test_failures_never_improve_the_numbers() -> None:
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
-        kind = number % 10
-        if kind < 5:
-            writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n")
-        elif kind == 5:
-            writer.write(HEAD + DONE)
-        elif kind == 6:
-            writer.write(HEAD + text("x") + event(error={"message": "broken"}) + DONE)
-        elif kind == 7:
+        if (failed := failure(number)) is not None:
+            writer.write(failed)
+        elif number % 10 == 7:
             writer.write(HEAD + text("cut"))
         else:
             await asyncio.sleep(0.1)
