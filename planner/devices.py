@@ -44,8 +44,11 @@ FORMS: dict[str, Form] = {
 
 
 def held_on(model: ModelShape, device: str) -> ModelShape:
-    """``model`` with its weights as ``device`` keeps them in memory."""
-    if device == "any" or not model.weights.parts:
+    """``model`` as ``device`` keeps it in memory: its weights, and of windowed layers every token."""
+    if device == "any":
+        return model
+    model = replace(model, layers=tuple(replace(layer, window=None) for layer in model.layers))
+    if not model.weights.parts:
         return model
     known = model.weights
     parts = [replace(part, nbytes=round(held_bytes(part, device))) for part in known.parts]

@@ -11,7 +11,7 @@ from ..models.config import MAX_LAYERS, ModelConfig, MoeConfig
 from ..models.hf_config import text_part
 from ..models.settings import Settings
 from .architectures import layer_kinds, state_bytes, window
-from .shape import ModelShape, Part, Weights, sum_weights
+from .shape import ModelShape, Part, Weights, sum_weights, window_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +176,7 @@ def _notes(keys: Settings, kinds: tuple[str, ...], state: int) -> tuple[str, ...
     if keys.has("kv_lora_rank"):
         notes.append("MLA: the cache holds one latent per token; an engine that stores full K and V needs far more")
     if "sliding" in kinds:
-        notes.append(
-            f"{kinds.count('sliding')} of {len(kinds)} layers see a window only; Bireme's pool keeps every token in "
-            "every layer"
-        )
+        notes.append(window_note(kinds.count("sliding"), len(kinds)))
     if {"recurrent", "both"} & set(kinds) and not state:
         notes.append("the size of the recurrent layers' state is not in config.json and is not counted")
     return tuple(notes)

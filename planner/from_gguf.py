@@ -13,7 +13,7 @@ from ..models.config import MAX_LAYERS, ModelConfig, MoeConfig
 from ..models.gguf import GgufFile, GgufTensor
 from ..models.settings import Settings
 from .architectures import PATTERNS
-from .shape import ModelShape, Part, Weights, sum_weights
+from .shape import ModelShape, Part, Weights, sum_weights, window_note
 
 #: Tensors of all experts, or of one.
 _EXPERT = re.compile(r"ffn_\w+(_exps|\.\d+)\.")
@@ -152,6 +152,4 @@ def _label(tensors: Iterable[GgufTensor]) -> str:
 
 def _notes(layers: Sequence[LayerCache]) -> tuple[str, ...]:
     slides = sum(layer.window is not None for layer in layers)
-    if not slides:
-        return ()
-    return (f"{slides} of {len(layers)} layers see a window only; Bireme's pool keeps every token in every layer",)
+    return (window_note(slides, len(layers)),) if slides else ()

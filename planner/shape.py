@@ -89,3 +89,10 @@ class ModelShape:
     max_position: int | None = None
     notes: tuple[str, ...] = ()
     head_dim: int | None = None  # K or V elements that share a scale where the cache is quantised; None: not known
+
+
+def window_note(slides: int, layers: int) -> str:
+    return (
+        f"{slides} of {layers} layers see a window only; Bireme's pool keeps every token in every layer, which a plan "
+        "for one of its devices (--device) counts"
+    )

@@ -219,6 +219,28 @@ def test_the_plan_is_what_the_engine_allocates(precision: str, demo_model: Path)
         checkpoint.close()
 
 
+def test_windows_make_room_in_no_pool_of_ours(tmp_path: Path) -> None:
+    """Gemma 3: what its layers need at least, and what a device's pool takes, by a pool that was made."""
+    torch = pytest.importorskip("torch", reason="the CPU backend needs torch")
+    from bireme.backends.cuda.kv import KVPool
+    from bireme.models.hf_config import hf_config
+    from bireme.models.settings import Settings
+
+    config = {"model_type": "gemma3_text", "num_hidden_layers": 6, "hidden_size": 64, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 64, "vocab_size": 99}
+    config |= {"sliding_window": 128, "max_position_embeddings": 4096}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    least, taken = (run(str(path), "--concurrency", "2", "--context", "1024", "--device", d) for d in ("any", "cuda"))
+    each = 2 * 16 * 2  # K and V of a token in one layer, in 16 bits
+    assert least["kv_bytes"] == 2 * each * (5 * 128 + 1024)
+    assert taken["kv_bytes"] == 2 * each * 6 * 1024
+    model = hf_config(Settings(config, "config.json"), has_head=False)
+    pool = KVPool(model, 2 * 1024 // 16, 16, torch.bfloat16, torch.device("cpu"))
+    assert sum(array.nbytes for array in pool.arrays) == taken["kv_bytes"]
+    assert "5 of 6 layers see a window only" in taken["notes"][0]
+
+
 def test_plan_and_pool_agree() -> None:
     """The same room holds as many tokens by the plan as the engine's pool gets, up to a block."""
     plan = make_plan(typed_shape(36, 8, 128, None, None), PlanRequest(memory="16GB", weights="5GB", buffers="1GB"))
