@@ -103,7 +103,8 @@ def _token_text(metadata: Settings, key: str, tokens: list[Any], vocab_size: int
 def _pooling(metadata: Settings) -> Pooling | None:
     """The architecture's ``pooling_type``; a model that was not made for embeddings names none, and gets the mean."""
     kinds: dict[object, Pooling] = {None: "mean", 0: "mean", 1: "mean", 3: "last"}
-    return kinds.get(metadata.get(f"{metadata.text('general.architecture')}.pooling_type"))
+    kind = metadata.get(f"{metadata.text('general.architecture')}.pooling_type")
+    return None if isinstance(kind, list) else kinds.get(kind)
 
 
 def _generation_defaults(metadata: Settings) -> dict[str, Any]:

@@ -7,6 +7,7 @@ that have no token). Others are refused by name.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -86,7 +87,9 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Vocabulary:
     from tokenizers import Tokenizer, models, normalizers
 
     texts, types = _texts(metadata), _types(metadata)
-    scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
+    scores = _items(metadata, "scores", float, int)
+    if not all(map(math.isfinite, scores)):
+        raise CheckpointError("tokenizer.ggml.scores holds values that are no numbers")
     if len(scores) != len(texts):
         raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(texts)} tokens")
     special = _special_ids(metadata, len(texts))
@@ -121,7 +124,10 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Vocabulary:
 def sentencepiece_bytes(text: str, is_byte: bool) -> bytes:
     """The bytes of a SentencePiece token: ``<0x0A>`` is one byte, a word mark is a space."""
     if is_byte:
-        return bytes([int(text[3:5], 16)])
+        try:
+            return bytes([int(text[3:5], 16)])
+        except ValueError:
+            raise CheckpointError(f"token {text!r} is marked as a byte; a byte's text is <0x00> to <0xFF>") from None
     return text.replace(WORD_MARK, " ").encode("utf-8", "replace")
 
 
@@ -140,7 +146,7 @@ def _merges_by_score(texts: Sequence[str], types: Sequence[int], scores: Sequenc
     return [pair for _, _, pair in ranked]
 
 
-def _pre_tokenizer(name: str | None) -> PreTokenizer:
+def _pre_tokenizer(name: Any) -> PreTokenizer:
     if name is None or name == "default":
         said = "names no pre-tokenizer" if name is None else "names its pre-tokenizer 'default'"
         warnings.warn(
@@ -149,7 +155,7 @@ def _pre_tokenizer(name: str | None) -> PreTokenizer:
             stacklevel=2,
         )
         return DEFAULT
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise CheckpointError(
             f"tokenizer.ggml.pre is {name!r}, a pre-tokenizer Bireme does not know; a wrong one would garble every "
             f"prompt. Known: {', '.join(sorted(PRE_TOKENIZERS))}"
@@ -157,8 +163,17 @@ def _pre_tokenizer(name: str | None) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
+def _items(metadata: Mapping[str, Any], name: str, *kinds: type) -> list[Any]:
+    """The list under a key; [] where the file lacks it. All items of an array in a GGUF file have one type."""
+    value = metadata.get(f"tokenizer.ggml.{name}", [])
+    if not isinstance(value, list) or (value and type(value[0]) not in kinds):
+        wanted = f"wanted: a list of {' or '.join(kind.__name__ for kind in kinds)}"
+        raise CheckpointError(f"tokenizer.ggml.{name} is {str(value)[:60]!r}; {wanted}")
+    return value
+
+
 def _texts(metadata: Mapping[str, Any]) -> list[str]:
-    texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(metadata.get("tokenizer.ggml.tokens", ()))]
+    texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(_items(metadata, "tokens", str))]
     if not texts:
         raise CheckpointError("tokenizer.ggml.tokens is missing or empty: the file holds no vocabulary")
     if len(set(texts)) != len(texts):
@@ -170,7 +185,7 @@ def _texts(metadata: Mapping[str, Any]) -> list[str]:
 
 def _types(metadata: Mapping[str, Any]) -> list[int]:
     count = len(metadata["tokenizer.ggml.tokens"])
-    types = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * count)]
+    types = _items(metadata, "token_type", int) or [int(TokenType.NORMAL)] * count
     if len(types) != count:
         raise CheckpointError(f"tokenizer.ggml.token_type has {len(types)} entries for {count} tokens")
     return types
@@ -178,7 +193,7 @@ def _types(metadata: Mapping[str, Any]) -> list[int]:
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     def pairs() -> Iterator[tuple[str, str]]:
-        for merge in metadata.get("tokenizer.ggml.merges", ()):
+        for merge in _items(metadata, "merges", str):
             cut = merge.find(" ", 1)  # a token may itself begin with the separator
             if cut < 0:
                 raise CheckpointError(

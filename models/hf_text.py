@@ -105,7 +105,7 @@ def _token_id(folder: Path, text: str) -> int | None:
     tokenizer = read_json(folder / "tokenizer.json")
     tokens = tokenizer.get("added_tokens")
     for token in tokens if isinstance(tokens, list) else ():
-        if _content(token) == text and isinstance(token.get("id"), int):
+        if isinstance(token, dict) and _content(token) == text and isinstance(token.get("id"), int):
             return int(token["id"])
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .byte_level import to_bytes
+from .gguf import MAX_ITEMS
 from .gguf_tokenizer import WORD_MARK, sentencepiece_bytes
 from .vocabulary import ControlToken, SpacePrefix, Vocabulary
 from .weight import CheckpointError, TokenizerFiles
@@ -22,19 +23,22 @@ def read_tokenizer_json(files: TokenizerFiles) -> Vocabulary:
     path = Path(str(files.tokenizer_json))
     try:
         inner = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and where it panics not even that
         raise CheckpointError(f"{path}: not a tokenizer the tokenizers library reads ({error})") from error
     inner.no_padding()
     inner.no_truncation()
-    bos_id, eos_id = (inner.token_to_id(token) if token else None for token in (files.bos_token, files.eos_token))
+    bos_id, eos_id = _id_of(inner, files.bos_token), _id_of(inner, files.eos_token)
     prefix, suffix = _affixes(inner, files.add_bos, bos_id)
     control = _control_tokens(inner, {bos_id, eos_id})
     inner.encode_special_tokens = True
     space_prefix = _take_over_space_prefix(inner)
     kind = _decoder_kind(inner)
+    tokens = _token_bytes(inner, kind, path)
     return Vocabulary(
         inner,
-        _token_bytes(inner, kind),
+        tokens,
         control,
         bos_id,
         eos_id,
@@ -45,6 +49,12 @@ def read_tokenizer_json(files: TokenizerFiles) -> Vocabulary:
         context_free=kind is not None,
         strips_first_space=kind == "sentencepiece" and _strips_first_space(inner),
     )
+
+
+def _id_of(inner: Any, token: str | None) -> int | None:
+    """None where the vocabulary lacks the token; the library can't even be asked for a lone surrogate."""
+    asked = token and not any("\ud800" <= char <= "\udfff" for char in token)
+    return inner.token_to_id(token) if asked else None
 
 
 def _affixes(inner: Any, add_bos: bool | None, bos_id: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -105,8 +115,11 @@ def _strips_first_space(inner: Any) -> bool:
     return str(inner.decoder.decode([WORD_MARK + "a"])) == "a"
 
 
-def _token_bytes(inner: Any, kind: str | None) -> list[bytes]:
+def _token_bytes(inner: Any, kind: str | None, path: Path) -> list[bytes]:
     vocab: dict[str, int] = inner.get_vocab(with_added_tokens=True)
+    last = max(vocab, key=vocab.__getitem__, default="")
+    if vocab.get(last, 0) >= MAX_ITEMS:
+        raise CheckpointError(f"{path}: token {last!r} has the id {vocab[last]}; ids below {MAX_ITEMS} are read")
     added = inner.get_added_tokens_decoder()
     tokens = [b""] * (max(vocab.values(), default=-1) + 1)
     for text, index in vocab.items():

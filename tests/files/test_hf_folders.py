@@ -258,6 +258,7 @@ TOKENIZER = {"added_tokens": [{"id": 7, "content": "<|im_end|>"}], "model": {"vo
             {5, 8},
         ),
         ({}, {"tokenizer_config.json": {"eos_token": "unknown"}, "tokenizer.json": TOKENIZER}, set()),
+        ({}, {"tokenizer_config.json": {"eos_token": "a"}, "tokenizer.json": {"added_tokens": ["a"]}}, set()),
         ({}, {}, set()),
     ],
 )

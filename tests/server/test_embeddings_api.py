@@ -125,7 +125,7 @@ def test_what_files_say_of_embeddings(tmp_path: Any) -> None:
     keys = plain.tokenizer.gguf_metadata
     plain.close()
     assert keys is not None
-    for kind, pooling in ((1, "mean"), (3, "last"), (2, None)):
+    for kind, pooling in ((1, "mean"), (3, "last"), (2, None), (["x"], None)):
         file = scripted.rewrite(scripted.SCRIPTED, tmp_path / f"{kind}.gguf", {"llama.pooling_type": kind})
         checkpoint = open_checkpoint(str(file))
         assert checkpoint.pooling == pooling, name

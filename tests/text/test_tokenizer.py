@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 import warnings
 from collections.abc import Callable
@@ -76,11 +78,32 @@ def test_such_files_load(variant: Callable[[str], TextModel], name: str) -> None
         ({"merges": ["q nope"]}, "doesn't fit"),
         ({"eos_token_id": 352}, "eos_token_id is 352"),
         ({"model": "llama", "scores": [0.0]}, "scores has 1"),
+        ({"model": "llama", "scores": [float("nan")] * 352}, "scores holds values that are no numbers"),
+        ({"model": "llama", "scores": [0.0] * 352, "token_type": [6] * 352}, "is marked as a byte"),
+        ({"tokens": [0] * 352}, "tokens is '.0, 0, .* wanted: a list of str"),
+        ({"token_type": "x"}, "token_type is 'x'; wanted: a list of int"),
+        ({"merges": [[]]}, "merges is .*; wanted: a list of str"),
+        ({"pre": ["gpt-2"]}, "pre is .'gpt-2'., a pre-tokenizer Bireme does not know"),
     ],
 )
 def test_broken_keys_are_named(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         from_metadata(**changes)
+
+
+ODD = (None, True, 0, -1, 2**64, 1.5, float("nan"), "", "x", [], [-1], [1.5], [True], ["a", "b"], ["<0xZZ>"], [[1]])
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_no_value_of_any_key_is_another_error(model: str) -> None:
+    """D11"""
+    plain = metadata(model=model, scores=[0.0] * 352)
+    for key in [*plain, *(f"tokenizer.ggml.{name}" for name in ("pre", "add_eos_token", "unknown_token_id"))]:
+        for value in ODD:
+            files = TokenizerFiles(gguf_metadata=plain | {key: value})
+            with warnings.catch_warnings(), contextlib.suppress(CheckpointError):
+                warnings.simplefilter("ignore")
+                Tokenizer.from_files(files, 352).encode("a b")
 
 
 def test_a_model_without_tokenizer_files_says_so(tmp_path: Path) -> None:
@@ -205,6 +228,32 @@ def test_bos_comes_from_the_post_processor_and_eos_does_not(tmp_path: Path) -> N
     plain = byte_level_json(tmp_path / "plain.json")
     on = TokenizerFiles(tokenizer_json=plain, bos_token="<s>", add_bos=True)
     assert Tokenizer.from_files(on, 258).encode("a") == [256, 97]
+
+
+def test_ids_that_would_take_all_memory_are_refused(tmp_path: Path) -> None:
+    path = Path(byte_level_json(tmp_path / "tokenizer.json"))
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["a"] = 2**31
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="tokenizer.json: token 'a' has the id 2147483648; ids below 4194304"):
+        Tokenizer.from_files(TokenizerFiles(tokenizer_json=str(path)), 258)
+
+
+def test_what_the_library_panics_at_is_refused(tmp_path: Path) -> None:
+    path = Path(byte_level_json(tmp_path / "tokenizer.json"))
+    content = json.loads(path.read_text())
+    content["model"] |= {"merges": ["a b"], "continuing_subword_prefix": "x" * 3000}
+    content["model"]["vocab"] |= {"ab": 258}
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="tokenizer.json: not a tokenizer the tokenizers library reads"):
+        Tokenizer.from_files(TokenizerFiles(tokenizer_json=str(path)), 259)
+
+
+def test_a_special_token_that_is_no_text_is_no_token(tmp_path: Path) -> None:
+    path = byte_level_json(tmp_path / "tokenizer.json")
+    files = TokenizerFiles(tokenizer_json=path, bos_token="\ud800", eos_token="</s>")
+    tokenizer = Tokenizer.from_files(files, 258)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 257)
 
 
 def test_special_tokens_may_take_white_space_along(tmp_path: Path) -> None:
