@@ -47,7 +47,7 @@ class Case:
         batch = make_batch(sequences, new, context, BLOCK)
         config = replace(CONFIG, num_layers=layers)
         cpu = torch.device("cpu")
-        self.kv = KVPool(config, batch.block_tables.size, BLOCK, torch.float32, cpu)
+        self.kv = KVPool(config, batch.block_tables.size, BLOCK, CpuOps.kept, cpu)
         for pool in (*self.kv.keys, *self.kv.values):
             pool.normal_()
         rope = RopeTable.build(config.rope, config.head_dim, context, cpu)

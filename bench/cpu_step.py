@@ -76,6 +76,13 @@ class TimedOps(CpuOps):
             return super().geglu(gate_up)
 
 
+def fill(backend: TorchBackend, tokens: int) -> None:
+    """Write the pool's first ``tokens``: fresh memory would be one page of zeros, again and again out of the cache."""
+    assert backend._ops is not None
+    for array in backend._ops.kv.arrays:
+        array[: -(-tokens // backend.info.block_size)].normal_()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = step_times.parser(__doc__, sequences=[1, 4, 16], context=265, chunks=[200], steps=30)
     parser.add_argument("--threads", type=int, default=None)
@@ -86,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = EngineConfig(max_num_seqs=max([1, *asked.sequences]))
     backend = TorchBackend(checkpoint, config, Road(QuantizedLoader(checkpoint), ops=TimedOps))
     with torch.inference_mode():
+        size = backend.info.block_size
+        fill(backend, max([*asked.chunks, *(count * (asked.context + size) for count in asked.sequences)]))
         columns = step_times.profile(backend, TimedOps.spent, asked)
     backend.close()
     print(line(describe()) + "\n")

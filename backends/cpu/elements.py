@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .halves import load_halves
 from .simd import F16, F32, I8, I64, Emitter
 
 
@@ -24,7 +25,7 @@ class Element:
         """A vector of float32; ``scale`` is a vector too, where the kind is ``scaled``."""
         if self.scaled:
             return e.builder.fmul(e.load_codes(pointer), scale)
-        return e.load(pointer) if self.kind is F32 else e.load_halves(pointer)
+        return e.load(pointer) if self.kind is F32 else load_halves(e, pointer)
 
 
 #: Bytes of a cache line.

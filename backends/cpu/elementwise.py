@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numba.np.numpy_support import carray
 
+from .halves import store_halves
 from .native import float_pointer, int_pointer, link
 from .simd import F16, F32, I8, I32, WIDTH, Emitter, cgutils, kernel, parallel_for
 
@@ -193,7 +194,7 @@ def _round_halves(e: Emitter, x: Any, n: Any, out: Any) -> None:
     """``out`` float16 [n], the nearest to float32 ``x``, ties to even; n in eights."""
     x, out = e.pointer(x), e.pointer(out)
     with e.loop(n, WIDTH) as i:
-        e.store_halves(e.load(e.offset(x, i)), e.offset(out, i, kind=F16))
+        store_halves(e, e.load(e.offset(x, i)), e.offset(out, i, kind=F16))
 
 
 _stores = link({"quantise": (4, _quantise), "round_halves": (3, _round_halves)})

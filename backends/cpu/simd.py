@@ -30,6 +30,7 @@ parallel_for: Callable[..., None] = parallel.parallel_for
 F32 = ir.FloatType()
 F16 = ir.HalfType()
 I8 = ir.IntType(8)
+I16 = ir.IntType(16)
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 POINTER = ir.PointerType()
@@ -91,14 +92,6 @@ class Emitter:
     def load(self, pointer: Any, kind: Any = None) -> Any:
         """A vector of float32, or a ``kind``."""
         return self.builder.load(pointer, typ=kind or self.vector, align=4)
-
-    def load_halves(self, pointer: Any) -> Any:
-        """A vector of float16, as float32."""
-        return self.builder.fpext(self.builder.load(pointer, typ=self.of(F16), align=2), self.vector)
-
-    def store_halves(self, value: Any, pointer: Any) -> None:
-        """Float32 rounded to float16, ties to even; infinity where it is too large."""
-        self.builder.store(self.builder.fptrunc(value, self.of(F16)), pointer, align=2)
 
     def load_codes(self, pointer: Any) -> Any:
         """A vector of int8, as float32."""

@@ -131,7 +131,7 @@ def test_rope_and_store_float16(random, rows, dim, rotary):
     slots = torch.randperm(640, generator=random)[:rows].numpy()
     batch = step(np.arange(rows) * 2, [0, rows], [rows], np.zeros((1, 1)), slots)
     torch_step = TorchStep.build(batch, torch.zeros(1, dtype=torch.int64), 16)
-    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=None, k_norm=None)
+    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=None, k_norm=None, rope=0)
     qkv = torch.randn(rows, 15 * dim, generator=random)
     odd = [0.0, -0.0, 1 + 2**-11, 1 + 3 * 2**-11, 2**-24, 1.5 * 2**-24, 2**-25, 65519.0, -65520.0, 1e9, torch.nan]
     qkv.view(rows, 15, dim)[0, 13, : len(odd)] = torch.tensor(odd)
