@@ -40,6 +40,22 @@ def test_rms_norm(rows, width, dtype):
     close(found, wanted)
 
 
+def test_norms_weights_may_be_wider_than_what_they_norm():
+    """Gemma's: float32 beside activations of 16 bits."""
+    torch.manual_seed(2)
+    ops, config = reference_ops(), shape(4, 1, 32)
+    x, residual, weight = torch.randn(3, 96).half(), torch.randn(3, 96).half(), torch.randn(96) + 40
+    close(norm.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6))
+    close(norm.add_rms_norm(x, residual, weight, 1e-6)[0], ops.add_rms_norm(x, residual, weight, 1e-6)[0])
+    ops, mine, step = reference_ops(config, torch.float16), pool(config, torch.float16), step_of([(0, 3)])
+    qkv, norms = torch.randn(3, 6 * 32).half(), (torch.randn(32), torch.randn(32))
+    found = rope.rope_and_store(
+        qkv, norms, 1e-5, (ops.ropes[0].cos, ops.ropes[0].sin), step.positions, step.slots,
+        mine.keys[0], mine.values[0], 4,
+    )  # fmt: skip
+    close(found, ops.rope_and_store(qkv, ops.layer(norms=norms), step))
+
+
 def test_rms_norm_over_heads():
     x, weight = torch.randn(2, 3, 5, 16)[0], torch.randn(16)
     close(norm.rms_norm(x, weight, 1e-6), reference_ops().rms_norm(x, weight, 1e-6))

@@ -136,15 +136,16 @@ def variants() -> list[Variant]:
     found = []
     for dim, norm, kept in (
         (64, 0, ""), (80, 0, ""), (96, 0, ""), (128, 0, ""), (256, 0, ""), (128, 1, ""), (128, 0, "int8"),
-        (128, 1, "e4m3"), (64, 0, "e4m3"),
+        (128, 1, "e4m3"), (64, 0, "e4m3"), (256, 1, ""),
     ):  # fmt: skip
         block = triton.next_power_of_2(dim)
         constants = {"Q_HEADS": 32, "KV_HEADS": 8, "DIM": dim, "HALF": dim // 2, "NORM": bool(norm), "HEADS": HEADS}
         constants |= {"BLOCK": block, "LARGEST": {"": 0, "int8": 127, "e4m3": 448}[kept]}
         pools = {"": "*bf16", "int8": "*i8", "e4m3": "*u8"}[kept]
+        norms = dict.fromkeys(("q_norm", "k_norm"), "*fp32") if (dim, norm) == (256, 1) else {}  # Gemma 3's
         name = ", ".join(filter(None, (str(dim), "norm" * norm, kept)))
         found.append(
-            Variant(f"rope_and_store[{name}]", rope_and_store_kernel, types | {"keys": pools, "values": pools},
+            Variant(f"rope_and_store[{name}]", rope_and_store_kernel, types | {"keys": pools, "values": pools} | norms,
                     constants, 1 if dim <= 128 else 2)
         )  # fmt: skip
     return found
