@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from os.path import commonprefix
 
 from .gguf_tokenizer import read_gguf_tokenizer
 from .hf_tokenizer import read_tokenizer_json
@@ -150,6 +152,10 @@ class Tokenizer:
 
 def _control_pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
     """Finds control tokens, the longest first, with the white space they take along."""
+    if not vocabulary.control:
+        return None
+    if not any(token.strip_left or token.strip_right for token in vocabulary.control.values()):
+        return re.compile(_any_of(sorted(vocabulary.control)))
     alternatives = []
     for literal in sorted(vocabulary.control, key=len, reverse=True):
         token = vocabulary.control[literal]
@@ -157,7 +163,24 @@ def _control_pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
         if token.strip_left:
             alternatives.append(r"(?<!\s)\s+" + found)  # from a run's start only, so that a long run costs little
         alternatives.append(found)
-    return re.compile("|".join(alternatives)) if alternatives else None
+    return re.compile("|".join(alternatives))
+
+
+def _any_of(literals: Sequence[str], known: int = 0) -> str:
+    """A pattern for the longest of sorted ``literals``, which share their first ``known`` characters, from there on.
+
+    Those that begin alike are told apart by their next character and not one by one: Gemma's vocabulary has 6,249
+    control tokens that begin with "<".
+    """
+    ends = len(literals[0]) == known  # the first, the shortest, is complete
+    parts = []
+    for _, group in groupby(literals[ends:], key=lambda literal: literal[known]):
+        alike = list(group)
+        shared = len(commonprefix((alike[0], alike[-1])))
+        parts.append(re.escape(alike[0][known:shared]) + _any_of(alike, shared))
+    if not parts:
+        return ""
+    return f"(?:{'|'.join(parts)})" + "?" * ends
 
 
 def _without_surrogates(text: str) -> str:
