@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +12,13 @@ import torch.nn.functional as F
 from ..core.request import SamplingParams
 from ..core.step import RowInit
 from ..models.decoder import Layer
+from ..models.dequant import select_rows
 from .gpu_models import block_weight
 from .gpu_pool import TYPES, Pool, layer_of, normal, shape
 from .gpu_setting import Row, Setting
+
+if TYPE_CHECKING:
+    from ..backends.cuda.experts import Experts
 
 #: The most that a kernel may differ from plain torch: root mean square of the difference over that of the result.
 LARGEST_ERROR = {torch.bfloat16: 0.01, torch.float16: 0.002, torch.float32: 1e-4}
@@ -26,7 +31,12 @@ def check(setting: Setting) -> Iterator[Row]:
     """Each kernel's relative error against plain torch."""
     torch.manual_seed(0)
     most = LARGEST_ERROR[setting.dtype]
-    for name, pair in (*elementwise_pairs(setting), *attention_pairs(setting), *product_pairs(setting)):
+    for name, pair in (
+        *elementwise_pairs(setting),
+        *attention_pairs(setting),
+        *product_pairs(setting),
+        *expert_pairs(setting),
+    ):
         found, wanted = pair()
         difference = found.float() - wanted.float()
         error = float(difference.square().mean().sqrt() / wanted.float().square().mean().sqrt())
@@ -98,6 +108,49 @@ def product_pairs(setting: Setting) -> Iterator[tuple[str, Pair]]:
                 return layer(x), F.linear(x.double(), dense.double())
 
             yield f"{kind}, {rows} rows", pair
+
+
+def expert_pairs(setting: Setting) -> Iterator[tuple[str, Pair]]:
+    """Layers of experts as wide as Qwen3-30B-A3B's, 8 of 32 to a token."""
+    if not setting.kernels:
+        return
+    from ..backends.cuda.experts import route
+    from ..backends.cuda.kernels import activation, experts
+
+    hidden, count, top_k = (256, 4, 2) if setting.tiny else (2048, 32, 8)
+    for kind in TYPES[:1] if setting.tiny else TYPES:
+        ours, plain = _experts(setting, kind, count, hidden, 256 if setting.tiny else 768)
+        for rows in (1,) if setting.tiny else (1, 9, 130):
+            x, logits = normal(setting, rows, hidden), normal(setting, rows, count)
+
+            def pair(
+                x: torch.Tensor = x, logits: torch.Tensor = logits, ours: Experts = ours, plain: Experts = plain
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+                found = ours(x, *experts.route(logits, top_k, True), activation.swiglu)
+                return found, plain(x.float(), *route(logits, top_k, True), _swiglu)
+
+            yield f"experts, {kind}, {rows} rows", pair
+
+
+def _experts(setting: Setting, kind: str, count: int, hidden: int, inner: int) -> tuple[Experts, Experts]:
+    """Experts as planes, and the same in float32. Each has rows of its own: random blocks repeat after some rows."""
+    from ..backends.cuda.experts import DenseExperts
+    from ..backends.cuda.grouped_experts import GroupedExperts
+    from ..backends.cuda.kernels.experts import Matrices
+    from ..backends.cuda.planes import planes
+
+    rng, made, dense = np.random.default_rng(0), [], []
+    for rows, columns in ((2 * inner, hidden), (hidden, inner)):
+        weight = block_weight("w", (count * rows, columns), kind)
+        weight = select_rows(weight, rng.permutation(count * rows))
+        made.append(Matrices(planes(weight, setting.device), count))
+        dense.append(torch.from_numpy(weight.dequantize()).to(setting.device).view(count, rows, columns))
+    return GroupedExperts(made[:1], made[1]), DenseExperts(*dense)
+
+
+def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 def sampler_check(setting: Setting) -> Row:

@@ -24,6 +24,8 @@ from .qpack import Packed, pack
 from .threads import pool
 
 _CHUNKS_PER_THREAD = 8
+#: Of an expert's matrix, which is small: longer runs of memory are read faster.
+_CHUNKS_PER_EXPERT = 2
 
 
 class _Driver:
@@ -81,7 +83,7 @@ def multiply_by_expert(
 
     ``layers`` [E, 2]: each expert's ``QuantizedLinear.native``, all of one shape.
     """
-    chunks = pool().threads * _CHUNKS_PER_THREAD
+    chunks = pool().threads * _CHUNKS_PER_EXPERT
     where = layers.ctypes.data, starts.ctypes.data, len(layers)
     _driver().apply_by_expert(*where, x, _room(most, groups), out, groups, outputs, chunks)
 

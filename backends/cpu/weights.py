@@ -15,7 +15,7 @@ from ...models.ggml_types import DENSE
 from ...models.weight import Checkpoint, Progress, Weight
 from ..cuda.weights import DenseLoader, Embedding, Linear
 from .qembedding import QuantizedEmbedding
-from .qexperts import QuantizedExperts
+from .qexperts import QuantizedExperts, Rooms
 from .qlinear import QuantizedLinear
 
 
@@ -52,6 +52,7 @@ class QuantizedLoader(DenseLoader):
     def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         super().__init__(checkpoint, torch.float32, torch.device("cpu"), progress)
         self._heads: dict[str, QuantizedLinear] = {}
+        self._rooms = Rooms()
 
     def linear(self, *names: str) -> Linear:
         if names[0] in self._heads:
@@ -67,7 +68,7 @@ class QuantizedLoader(DenseLoader):
 
     def experts(self, names: Sequence[str]) -> QuantizedExperts:
         gate_up = [self._expert(name + "gate_proj", name + "up_proj") for name in names]
-        experts = QuantizedExperts(gate_up, [self._expert(name + "down_proj") for name in names])
+        experts = QuantizedExperts(gate_up, [self._expert(name + "down_proj") for name in names], self._rooms)
         self.nbytes += experts.nbytes
         return experts
 

@@ -98,3 +98,15 @@ def test_a_step_by_operation_adds_up_to_the_step() -> None:
     text = step_times.table({"one": {"step": 10.0, "seen": 20.0, "attention": 5.0, "norms": 10.0}})
     assert "| attention | 5.00 (25%) |" in text and "Python | 5.00 (25%) |" in text
     assert "| all of it, one by one | 20.00 |" in text and "| a whole step | 10.00 |" in text
+
+
+def test_a_layer_of_experts_is_timed_beside_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the CPU backend needs torch")
+    from bireme.bench import cpu_experts
+    from bireme.models.config import MoeConfig
+
+    monkeypatch.setattr(cpu_experts, "MOE", MoeConfig(num_experts=4, top_k=2, intermediate_size=256))
+    monkeypatch.setattr(cpu_experts, "SECONDS", 0.0)
+    one, many = cpu_experts.measure((1, 64))
+    assert (one.rows, many.rows) == (1, 64) and min(one.experts, one.plain, many.experts, many.plain) > 0
+    assert one.touched == pytest.approx(1) and many.touched == pytest.approx(2, rel=1e-6)
