@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gguf import GGUFWriter
+from tiny import hf_settings, tiny_config
 from typer.testing import CliRunner
 
 from bireme.core.config import EngineConfig
 from bireme.core.memory import kv_bytes, kv_bytes_per_token, plan_memory
+from bireme.models.names import expected_shapes, expert_of
 from bireme.planner.architectures import layer_kinds
 from bireme.planner.chips import CHIPS, find_chip
 from bireme.planner.from_config import shape_from_config
@@ -291,3 +294,19 @@ def test_batches_touch_more_experts() -> None:
     assert sizes == sorted(sizes)
     share = 1 - (1 - 8 / 256) ** 64
     assert sizes[2] == pytest.approx(sizes[0] + weights.expert_bytes * (share - 8 / 256))
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
+def test_a_configuration_is_reckoned_as_its_files_are(architecture: str) -> None:
+    """Layers without experts too; norms and routers, which are left out, are a hundredth here."""
+    model = tiny_config(architecture)
+    assert model.moe is not None
+    weights = shape_from_config(hf_settings(model), "config.json").weights
+    sizes = {name: prod(shape) for name, shape in expected_shapes(model).items()}
+    routed = sum(size for name, size in sizes.items() if expert_of(name) is not None)
+    assert weights.parameters == pytest.approx(sum(sizes.values()), rel=0.02)
+    share = model.moe.top_k / model.moe.num_experts
+    idle = routed * (1 - share) + sizes["model.embed_tokens.weight"]
+    assert weights.active_parameters == pytest.approx(sum(sizes.values()) - idle, rel=0.02)
+    assert weights.expert_bytes == 2 * routed
+    assert weights.read_bytes(1) == weights.active_bytes < weights.read_bytes(3) < weights.total_bytes
