@@ -38,9 +38,10 @@ class EngineConfig:
     watchdog_s: float = 60.0  # waiting requests and no step for so long: the engine is stalled
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_queue"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
@@ -55,5 +56,6 @@ class EngineConfig:
             raise ValueError(f"max_queue_per_user is {self.max_queue_per_user}; it must be at least 1")
         if self.slo_policy not in get_args(SloPolicy):
             raise ValueError(f"slo_policy is {self.slo_policy!r}; it must be one of {', '.join(get_args(SloPolicy))}")
-        if self.max_stall_ms <= 0:
-            raise ValueError(f"max_stall_ms is {self.max_stall_ms}; it must be above 0")
+        for name in ("max_stall_ms", "watchdog_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from .. import __version__
 from .anthropic.errors import AnthropicErrors
@@ -93,7 +94,17 @@ async def _http_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = {404: f"There is no {http.url.path} here.", 405: f"{http.url.path} does not take {http.method}."}
     answer = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
-    return Response(answer.json(), answer.status, {**answer.headers, **(error.headers or {})})
+    headers = {**answer.headers, **(error.headers or {})}
+    if error.status_code == 405 and (methods := _methods(http)):  # the error names the first route's only
+        headers["Allow"] = ", ".join(sorted(methods))
+    return Response(answer.json(), answer.status, headers)
+
+
+def _methods(http: Request) -> set[str]:
+    """Every method that the path takes."""
+    routes = (route for module in ROUTERS for route in module.router.routes)
+    found = (route for route in routes if route.matches(http.scope)[0] is not Match.NONE)
+    return {method for route in found for method in getattr(route, "methods", None) or ()}
 
 
 async def _validation_error(http: Request, error: Exception) -> Response:

@@ -121,7 +121,7 @@ def _reject_other_media(body: ChatRequest) -> None:
     if other:
         raise bad_request(f"modalities holds {other[0]!r}; this model writes text only", "modalities")
     for name, what in (("audio", "this model writes text only"), ("web_search_options", "this server has no search")):
-        if getattr(body, name):
+        if getattr(body, name) is not None:
             raise bad_request(f"{name} is not supported: {what}.", name)
 
 
@@ -139,7 +139,7 @@ async def render(frontend: Frontend, body: ChatRequest, use: ToolUse) -> tuple[i
     """Prompt ids of a conversation. Raises ``ApiError`` 400 with the template's own sentence where it refuses."""
     if not body.messages:
         raise bad_request("messages must hold at least one message.", "messages")
-    for name in ("chat_template", "continue_final_message"):
+    for name in ("chat_template", "continue_final_message", "echo"):
         if getattr(body, name):
             raise bad_request(f"{name} is not supported by this server.", name)
     messages = without_billing_line(body.messages)

@@ -1,16 +1,34 @@
-"""uvicorn's HTTP protocol with a bound on a request's line and headers, which it has none of."""
+"""uvicorn's HTTP protocol with what it lacks: a bound on a request's line and headers; plain bodies for HTTP/1.0."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import ApiError
 
 
 class HeadersTooLargeError(Exception):
     """Ends the parsing of a request."""
+
+
+def _ended_by_closing(cycle: RequestResponseCycle) -> Send:
+    """What sends an answer to HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection."""
+    send, untold = cycle.send, False
+
+    async def plain(message: Message) -> None:
+        nonlocal untold
+        if message["type"] == "http.response.start":
+            untold = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if untold:
+                cycle.chunked_encoding = False
+        elif untold:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)  # type: ignore[arg-type]
+
+    return plain
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -51,6 +69,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._reading = False
         super().on_headers_complete()
+        if self.cycle is not None and self.scope["http_version"] == "1.0":
+            self.cycle.send = _ended_by_closing(self.cycle)  # type: ignore[method-assign]
 
     def send_400_response(self, msg: str) -> None:
         if not self._too_large:

@@ -152,7 +152,13 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        coding = headers.get("content-encoding", "identity")
+        if coding.strip().lower() not in ("", "identity"):
+            text = f"content-encoding is {coding[:40]!r}; bodies are taken as they are, so send it uncompressed."
+            await send_error(ApiError(415, text, code="unsupported_content_encoding"), send)
+            return
+        declared = headers.get("content-length", "0")
         error = ApiError(
             413, f"The body is larger than {self._limit} bytes, the most this server takes (--max-body-size)."
         )

@@ -62,6 +62,12 @@ class GenerationRequest(SharedRequest, kw_only=True):
     guided_grammar: str | None = None
     json_schema: str | dict[str, Any] | bool | None = None
     grammar: str | None = None
+    # What other servers take and this one doesn't do; see ``params.refuse_unsupported``.
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    use_beam_search: bool | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -81,6 +87,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None

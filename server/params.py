@@ -15,6 +15,14 @@ MAX_BIAS = 100.0
 MAX_STOP_CHARS = 1000
 #: Fields a checkpoint's generation defaults may fill.
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+#: Fields of other servers that this one doesn't do, and what comes near.
+_UNSUPPORTED = {
+    "allowed_token_ids": "; logit_bias raises tokens, structured_outputs holds answers to a form",
+    "bad_words": "; logit_bias with -100 forbids single tokens",
+    "prompt_logprobs": "; /v1/completions scores a prompt with echo and logprobs",
+    "truncate_prompt_tokens": ": nothing is cut from a prompt",
+    "use_beam_search": "; best_of of /v1/completions picks among several answers",
+}
 _PLAIN = (*DEFAULTED, "min_tokens", "presence_penalty", "frequency_penalty", "seed", "n", "ignore_eos")
 
 
@@ -62,6 +70,7 @@ def sampling_params(
     values |= {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
     values |= {} if n is None else {"n": n}
     check_integers(request)
+    refuse_unsupported(request)
     if values.get("top_k", 0) >= vocab_size:
         values["top_k"] = 0  # all of them: off
     if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
@@ -77,6 +86,14 @@ def sampling_params(
         )
     except ValueError as error:
         raise bad_request(str(error), str(error).split(" ", 1)[0]) from None
+
+
+def refuse_unsupported(request: GenerationRequest) -> None:
+    """Refuse what would change the answer and isn't done here: ignored, it would pass for done."""
+    for name, instead in _UNSUPPORTED.items():
+        value = getattr(request, name)
+        if value is not None and value is not False and value != []:
+            raise bad_request(f"{name} is not supported by this server{instead}.", name)
 
 
 def check_integers(request: GenerationRequest) -> None:

@@ -36,7 +36,7 @@ def summary(state: ServerState, url: str) -> str:
             f"({size_text(tokens * info.kv_bytes_per_token)}{each}, {info.kv_cache_dtype})",
         ),
         ("capacity", capacity_text(info, state.max_model_len)),
-        ("context", f"{state.max_model_len:,} tokens"),
+        ("context", context_text(state.max_model_len, config.max_model_len)),
         ("engine", settings_text(config)),
         ("defaults", defaults_text(state)),
         ("parsers", f"tools {state.parsers.tool_name}, reasoning {state.parsers.reasoning_name}"),
@@ -51,6 +51,12 @@ def capacity_text(info: BackendInfo, max_model_len: int) -> str:
     length = min(CONVERSATION, max_model_len)
     count = info.num_blocks // -(-length // info.block_size)
     return f"{count:,} conversation{'' if count == 1 else 's'} at {length:,} tokens"
+
+
+def context_text(length: int, asked: int | None) -> str:
+    """The context in effect; where more was asked for than the model has, that too."""
+    more = f", all that the model has (--max-model-len asks for {asked:,})" if asked and asked > length else ""
+    return f"{length:,} tokens{more}"
 
 
 def settings_text(config: EngineConfig) -> str:

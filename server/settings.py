@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -11,13 +12,13 @@ from ..core.config import EngineConfig
 from .limits import RequestLimits
 from .parsers.choose import check_names
 from .parsers.formats import AUTO
-from .users.store import default_path
+from .users.store import NO_USERS, default_path
 
 #: Who shares cached prompts: all, each user alone, or each ``prompt_cache_key`` of a user alone.
 PrefixCacheScope = Literal["shared", "user", "prompt_cache_key"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-#: As a users' file: none, whatever lies in the data folder.
-NO_USERS = "none"
+#: What a key may hold: every character can stand in a header, and none at its ends would be trimmed there.
+_KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 #: Builds the engine in its process; ``module:function`` as ``loading.Loader`` says.
 DEFAULT_LOADER = "bireme.server.loading:load_engine"
@@ -77,6 +78,14 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
+        for key in self.api_keys:
+            if not _KEY.fullmatch(key):
+                what = (
+                    "holds characters that no header can carry" if key.strip() else "is empty: it would open the door"
+                )
+                raise ValueError(f"an api_key {what}; give one of printable ASCII characters, or none at all")
+        if not all(name.strip() for name in self.served_model_names):
+            raise ValueError("a served_model_name is empty; clients need something to ask for")
         if self.prefix_cache_scope not in (scopes := get_args(PrefixCacheScope)):
             raise ValueError(
                 f"prefix_cache_scope is {self.prefix_cache_scope!r}; it must be one of {', '.join(scopes)}"

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from ... import __version__
 from ..client import EngineState
 from ..errors import ApiError
-from ..settings import NO_USERS
 from ..state import state_of
+from ..users.store import NO_USERS
 
 router = APIRouter()
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_NAME = 256
+#: What a function takes that says nothing of parameters: none, as the API has it. ``{}`` would be anything.
+_NONE: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Tools:
     def of(cls, tools: Iterable[Mapping[str, Any]]) -> Tools:
         """From OpenAI's ``tools``, already checked."""
         functions = [tool["function"] for tool in tools]
-        return cls({one["name"]: one.get("parameters") or {} for one in functions})
+        return cls({one["name"]: _NONE if one.get("parameters") is None else one["parameters"] for one in functions})
 
     def __contains__(self, name: str) -> bool:
         return name in self.parameters

@@ -16,7 +16,8 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from ..listen import bind, url_of
-from ..settings import NO_USERS, EngineSpec, ServerSettings
+from ..settings import EngineSpec, ServerSettings
+from ..users.store import NO_USERS
 from .connection import Connection, ServerError
 
 if TYPE_CHECKING:

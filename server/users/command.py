@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .store import DayUsage, Entry, UserStore, default_path
+from .store import NO_USERS, DayUsage, Entry, UserError, UserStore, default_path
 from .user import LIMITS, User
 
 users = typer.Typer(
@@ -139,6 +139,8 @@ def _store(path: Path | None, *, create: bool = False) -> Iterator[UserStore]:
     import sqlite3
 
     try:
+        if path is not None and str(path) == NO_USERS:
+            raise UserError("--users-db (BIREME_USERS_DB) is 'none', and a server told so knows no users; name a file")
         store = UserStore(path.expanduser() if path else default_path(), create=create)
         try:
             yield store

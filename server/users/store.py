@@ -17,6 +17,8 @@ from .keys import digest, hint, new_key
 from .usage import COUNTS, Usage
 from .user import FIELDS, User
 
+#: As a users' file: none, whatever lies in the data folder.
+NO_USERS = "none"
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS users (

@@ -109,3 +109,12 @@ def test_tools_whose_schema_can_not_be_kept_to_are_refused() -> None:
     tools = Tools({"f": {"type": "object", "properties": {"a": {"type": "strng"}}}})
     with pytest.raises(GrammarError, match="strng"):
         demo_vocabulary().compile(forced_calls(tools, "hermes", no_control, single=True, field="tool_choice"))
+
+
+def test_a_function_that_says_nothing_of_parameters_takes_none() -> None:
+    """OpenAI: leaving ``parameters`` out defines an empty list of them. A schema that says nothing allows anything."""
+    tools = Tools.of([{"function": {"name": "now"}}, {"function": {"name": "any", "parameters": {}}}])
+    spec = forced_calls(tools, "hermes", no_control, single=True, field="tool_choice")
+    for name, arguments, good in (("now", "{}", True), ("now", '{"a": 1}', False), ("any", '{"a": 1}', True)):
+        text = f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        assert demo_vocabulary().allows(spec, text) is good

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import socket
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from api_bodies import chat
 
@@ -21,7 +24,63 @@ def check(response: httpx.Response, status: int, code: str | None = None) -> dic
 def test_unknown_paths_and_methods(server: Any) -> None:
     check(server.get("/v1/nothing"), 404)
     check(server.get("/v1/chat/completions"), 405)
-    check(httpx.delete(server.url + "/health"), 405)
+    for path, allowed in (
+        ("/health", "GET, HEAD"),
+        ("/v1/chat/completions", "POST"),
+        ("/v1/responses/x", "DELETE, GET"),
+    ):
+        refused = httpx.put(server.url + path)
+        check(refused, 405)
+        assert refused.headers["allow"] == allowed
+
+
+def test_compressed_bodies_are_named_as_such(server: Any) -> None:
+    body = gzip.compress(b'{"messages": [{"role": "user", "content": "0"}]}')
+    for path in ("/v1/chat/completions", "/v1/embeddings", "/tokenize"):
+        refused = httpx.post(server.url + path, content=body, headers={"content-encoding": "gzip"})
+        error = check(refused, 415, "unsupported_content_encoding")
+        assert "'gzip'" in error["message"]
+    plain = httpx.post(server.url + "/tokenize", json={"prompt": "0"}, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_http_1_0_gets_plain_bodies(server: Any, stream: bool) -> None:
+    """RFC 9112, 6.1: no chunks to HTTP/1.0. A body of unknown length ends with the connection, even if kept alive."""
+    body = orjson.dumps(chat("0", stream=stream, stream_options={"include_usage": True} if stream else None))
+    address = httpx.URL(server.url)
+    with socket.create_connection((address.host, address.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
+        head, _, answer = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and b"transfer-encoding" not in head.lower()
+    if stream:
+        events = answer.split(b"\n\n")
+        assert events[-2:] == [b"data: [DONE]", b""] and all(one.startswith(b"data: ") for one in events[:-1])
+        assert orjson.loads(events[-3][6:])["usage"]["completion_tokens"] > 0
+    else:
+        assert orjson.loads(answer)["choices"][0]["message"]["content"] == " hello there!"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("allowed_token_ids", [1, 2]),
+        ("bad_words", ["no"]),
+        ("prompt_logprobs", 0),
+        ("truncate_prompt_tokens", 5),
+        ("use_beam_search", True),
+    ],
+)
+def test_what_would_change_the_answer_is_not_ignored(server: Any, field: str, value: Any) -> None:
+    for path, body in (("/v1/chat/completions", chat("0")), ("/v1/completions", {"prompt": "x0"})):
+        error = check(server.post(path, {**body, field: value}), 400)
+        assert error["param"] == field and field in error["message"]
+        off = None if field in ("prompt_logprobs", "truncate_prompt_tokens") else type(value)()
+        assert server.post(path, {**body, field: off, "max_tokens": 1}).status_code == 200
+    assert check(server.post("/v1/chat/completions", chat("0", echo=True)), 400)["param"] == "echo"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 import scripted
+from typer.testing import CliRunner
 
+from bireme.core.config import EngineConfig
 from bireme.core.request import FinishReason, Request, SamplingParams, SequenceOutput, TokenLogprob
+from bireme.server.cli import app
 from bireme.server.errors import ApiError
 from bireme.server.frontend import load_frontend, without_billing_line
 from bireme.server.generation import Piece
@@ -24,7 +27,9 @@ from bireme.server.openai_types import ChatRequest, parse
 from bireme.server.params import budget, sampling_params
 from bireme.server.parsers.think import ThinkParser
 from bireme.server.reply import ReplyReader
+from bireme.server.report import context_text
 from bireme.server.restarts import SOUND_S, Restarts
+from bireme.server.settings import EngineSpec, ServerSettings
 from bireme.server.sizes import parse_size, size_text
 from bireme.server.socket_folder import PREFIX, SocketFolder, remove_stale
 from bireme.server.stream import RequestStream
@@ -49,6 +54,33 @@ def test_sizes(text: str, size: int) -> None:
 def test_wrong_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("key", ["", " ", "k ", "k\n", "clé"])
+def test_keys_that_no_header_brings_are_refused(key: str) -> None:
+    """An empty one would let everybody in who sends none, and say that keys are asked for."""
+    with pytest.raises(ValueError, match="api_key"):
+        ServerSettings(EngineSpec("demo"), api_keys=("good key", key))
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="served_model_name is empty"):
+        ServerSettings(EngineSpec("demo"), served_model_names=("one", " "))
+    for field, value in (("max_model_len", 0), ("max_model_len", -5), ("watchdog_s", 0.0), ("watchdog_s", -1.0)):
+        with pytest.raises(ValueError, match=f"{field} is {value}"):
+            EngineConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_a_context_that_the_model_lacks_is_said() -> None:
+    assert context_text(8192, None) == context_text(8192, 8192) == "8,192 tokens"
+    assert "asks for 1,000,000" in context_text(8192, 1_000_000)
+
+
+def test_users_of_no_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BIREME_USERS_DB=none tells a server to know no users; the same words make no file of that name."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["users", "add", "ann"], env={"BIREME_USERS_DB": "none"})
+    assert result.exit_code == 1 and "name a file" in result.output and not list(tmp_path.iterdir())
 
 
 def test_size_text() -> None:

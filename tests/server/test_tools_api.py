@@ -316,6 +316,7 @@ def test_functions_of_the_older_api(hermes: Dictation) -> None:
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "alloy"}}, "audio"),
         ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
+        ({"web_search_options": {}}, "web_search_options"),
     ],
 )
 def test_senseless_fields_are_named(hermes: Dictation, fields: dict[str, Any], param: str) -> None:
