@@ -211,7 +211,7 @@ def test_a_trace_runs_whole_at_its_own_times(tmp_path: Path) -> None:
     lines = [{"timestamp": 5 * i, "input_length": 9, "output_length": 3} for i in range(120)]
     trace.write_text("\n".join(map(json.dumps, [*lines, {"when": 3}])), encoding="utf-8")
     with serving(good) as url:
-        given = ["--url", url, "--dataset", "trace", "--dataset-path", str(trace)]
+        given = ["--base-url", url, "--dataset", "trace", "--dataset-path", str(trace)]
         result = bench(*given, "--json", str(found), "--html", str(report))
     assert result.exit_code == 0, result.output
     assert "open loop, the trace's times: 120 completed" in result.output
