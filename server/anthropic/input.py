@@ -139,7 +139,9 @@ def _result(block: Block, place: str) -> Message:
 def _text(block: Any, place: str) -> str:
     """The text of a block. Raises ``ApiError`` 400 for one that is none."""
     kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
-    if kind == "text" and isinstance(block.get("text"), str):
+    if kind == "text":
+        if not isinstance(block.get("text"), str):
+            raise bad_request(f"{place} is a text block without text", place.split("[")[0])
         return str(block["text"])
     source = block.get("source") if kind == "document" else None
     if isinstance(source, Mapping) and source.get("type") == "text" and isinstance(source.get("data"), str):

@@ -367,6 +367,8 @@ def test_blocks_become_turns() -> None:
     image = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}
     with pytest.raises(ApiError, match=r"messages\[0\].content\[0\].content\[0\] is a block of type 'image'"):
         turns({"role": "user", "content": [image]})
+    with pytest.raises(ApiError, match=r"messages\[0\].content\[0\] is a text block without text"):
+        turns({"role": "user", "content": [{"type": "text", "text": 5}]})
 
 
 def test_a_client_that_leaves_ends_its_request(server: Any) -> None:

@@ -144,3 +144,19 @@ def test_decoders_that_look_around_give_the_full_decode_too(name: str, numbers: 
     tokenizer = library_tokenizer(decoder, words)
     ids = [number % len(words) for number in numbers]
     assert joined(OutputText(tokenizer), cut(ids, places)) == tokenizer.decode(ids)
+
+
+RUNS = st.lists(st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 40)), max_size=4)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@settings(max_examples=60, deadline=None)
+@given(runs=RUNS, places=CUTS)
+def test_what_comes_again_and_again_is_decoded_as_a_whole_too(
+    name: str, runs: list[tuple[list[int], int]], places: list[int]
+) -> None:
+    """A22: longer than the window, so that what is decided at a run's end must not be forgotten in its middle."""
+    decoder, words = DECODERS[name]
+    tokenizer = library_tokenizer(decoder, words)
+    ids = [number % len(words) for part, times in runs for number in part * times]
+    assert joined(OutputText(tokenizer), cut(ids, places)) == tokenizer.decode(ids)
