@@ -24,6 +24,7 @@ from ..cuda.weights import DenseLinear, Linear
 from . import elementwise, routing
 from .attention import attend
 from .attention_plan import Plan
+from .kv_store import rope_and_store
 from .simd import WIDTH
 
 
@@ -89,7 +90,7 @@ class CpuOps(TorchOps):
             return super().rope_and_store(qkv, layer, step)
         rope = self.ropes[layer.rope]
         q = torch.empty((len(qkv), heads, dim), dtype=torch.float32)
-        elementwise.rope_and_store(
+        rope_and_store(
             qkv.data_ptr(),
             step.positions.data_ptr(),
             step.slots.data_ptr(),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba.np.numpy_support import carray
 
-from .elementwise import GRAIN
+from .elementwise import grain
 from .native import float_pointer, int_pointer, link
 from .simd import WIDTH, Emitter, kernel, parallel_for
 
@@ -38,11 +38,6 @@ def _dot(e: Emitter, a: Any, b: Any, n: Any, out: Any) -> None:
 dot = link({"dot": (4, _dot)})["dot"]
 
 
-@kernel(inline="always")
-def _grain(elements: int) -> int:
-    return (GRAIN + elements - 1) // elements
-
-
 @kernel()
 def route(
     x: int, router: int, shares: int, chosen: int, rows: int, width: int, experts: int, top_k: int, normalise: bool
@@ -50,7 +45,7 @@ def route(
     """``shares`` float32 and ``chosen`` int64 [rows, top_k] of ``x`` [rows, width] by ``router`` [experts, width], as
     ``Ops.moe`` has them; width a multiple of eight."""
     shape = (width, experts, top_k, normalise)
-    parallel_for(_route_rows, rows, _grain(width * experts), (x, router, shares, chosen, shape))
+    parallel_for(_route_rows, rows, grain(width * experts), (x, router, shares, chosen, shape))
 
 
 @kernel()
@@ -112,7 +107,7 @@ def arrange(chosen: int, starts: int, places: int, count: int, experts: int) -> 
 def scatter(x: int, places: int, out: int, rows: int, width: int, top_k: int, stride: int) -> None:
     """Row r of ``x`` [rows, width] to each of its ``top_k`` ``places`` in ``out`` [rows * top_k, stride], zero past its
     width."""
-    parallel_for(_scatter_rows, rows, _grain(stride * top_k), (x, places, out, width, top_k, stride))
+    parallel_for(_scatter_rows, rows, grain(stride * top_k), (x, places, out, width, top_k, stride))
 
 
 @kernel()
@@ -132,7 +127,7 @@ def _scatter_rows(start: int, end: int, x: int, places: int, out: int, width: in
 def combine(products: int, places: int, shares: int, out: int, rows: int, width: int, top_k: int) -> None:
     """``out`` [rows, width]: the rows of ``products`` at each row's ``places``, times its ``shares`` [rows, top_k],
     added in order."""
-    parallel_for(_combine_rows, rows, _grain(width * top_k), (products, places, shares, out, width, top_k))
+    parallel_for(_combine_rows, rows, grain(width * top_k), (products, places, shares, out, width, top_k))
 
 
 @kernel()
