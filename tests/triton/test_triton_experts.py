@@ -7,6 +7,7 @@ import pytest
 import torch
 from moe_layers import MoeLayer, tokens
 from steps import Driver
+from tiny import quantize_affine
 from triton_setup import CPU, block_weight, check_product, reference_ops, shape
 
 pytest.importorskip("triton", reason="Triton is not installed: it exists for Linux only")
@@ -26,6 +27,8 @@ from bireme.backends.cuda.weights import DenseLoader
 from bireme.core.config import EngineConfig
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.config import MoeConfig
+from bireme.models.dequant import stack_rows
+from bireme.models.weight import Weight
 
 
 def pick(rows: int, experts: int, top_k: int, seed: int = 0) -> torch.Tensor:
@@ -107,6 +110,28 @@ def test_products(kind, tokens_):
         for item, expert in enumerate(chosen.flatten().tolist()):
             given = x[item * rows // (2 * tokens_)][None]
             check_product(out[item : item + 1, 2:72], given, values[expert], None, roundings=16)
+
+
+@pytest.mark.parametrize("kind", ["MLX", "F8_E4M3"])
+def test_products_of_folders_own_forms(kind):
+    """Each expert comes with scales of its own, and all of them become one weight."""
+    rng, weights = np.random.default_rng(4), []
+    for expert in range(3):
+        values = rng.standard_normal((40, 128)).astype(np.float32)
+        if kind == "MLX":
+            words, scales, biases = quantize_affine(values, 4, 64)
+            weights.append(Weight(f"e{expert}", values.shape, kind, words, scales, biases, 4, 64))
+        else:
+            codes = torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+            scales = np.full((40, 1), 0.5 + expert, np.float32)
+            weights.append(Weight(f"e{expert}", values.shape, kind, codes, scales, group_size=128))
+    together = stack_rows(weights)
+    np.testing.assert_array_equal(together.dequantize(), np.concatenate([each.dequantize() for each in weights]))
+    chosen, x = pick(9, 3, 2), torch.from_numpy(tokens(9, 128)) / 16
+    out = torch.empty(18, 40)
+    kernels.multiply(x, Matrices(planes(together, CPU), 3), kernels.arrange(chosen, 3), out)
+    for item, expert in enumerate(chosen.flatten().tolist()):
+        check_product(out[item : item + 1], x[item // 2][None], weights[expert].dequantize(), None, roundings=16)
 
 
 def test_adding_up():
