@@ -54,7 +54,11 @@ ROUTERS = (
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves ``state``. Middleware added later goes around all of this."""
     app = FastAPI(
-        title="Bireme", version=__version__, description="An OpenAI-compatible server for one language model."
+        title="Bireme",
+        version=__version__,
+        description="An OpenAI-compatible server for one language model.",
+        docs_url=None,  # both of FastAPI's pages load scripts from other hosts
+        redoc_url=None,
     )
     app.state.server = state
     app.state.watchers = Watchers(state.client)

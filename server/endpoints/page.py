@@ -20,7 +20,7 @@ async def root(http: Request) -> Response:
     """A browser gets the page; a probe learns who answers."""
     if "text/html" in http.headers.get("accept", ""):
         return answer(page_files()["index.html"], http.headers)
-    word = orjson.dumps({"name": "bireme", "version": __version__, "docs": "/docs"})
+    word = orjson.dumps({"name": "bireme", "version": __version__, "docs": "/openapi.json"})
     return Response(word, media_type="application/json", headers={"vary": "accept"})
 
 

@@ -164,6 +164,14 @@ def test_preflight_from_any_page(server: Any) -> None:
     assert refused.headers["access-control-allow-origin"] == "*"  # else the page can't read the error
 
 
+def test_no_page_of_the_server_calls_another_host(server: Any) -> None:
+    """The API's description is where the root says; the pages FastAPI would make of it load scripts from elsewhere."""
+    description = server.get(server.get("/").json()["docs"])
+    assert description.status_code == 200 and "paths" in description.json()
+    for path in ("/docs", "/redoc"):
+        check(server.get(path), 404)
+
+
 def test_openapi_describes_the_bodies(server: Any) -> None:
     document = server.get("/openapi.json").json()
     operation = document["paths"]["/v1/chat/completions"]["post"]
