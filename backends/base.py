@@ -73,8 +73,9 @@ class Ops(Protocol):
         """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis."""
         ...
 
-    def add_rms_norm(self, x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-        """``r = x + residual``; returns ``(rms_norm(r), r)``."""
+    def add_rms_norm(self, x: Any, residual: Any, weight: Any, eps: float, own: Any | None = None) -> tuple[Any, Any]:
+        """``r = x + residual``; returns ``(rms_norm(r), r)``. With ``own``, a norm's weight, ``x`` is normed by it
+        before it is added; what comes of that may be larger than float16 holds, as ``r`` may (Gemma)."""
         ...
 
     def rope_and_store(self, qkv: Any, layer: Any, step: Any) -> Any:

@@ -54,10 +54,15 @@ class TimedOps(CpuOps):
             return super().rms_norm(x, weight, eps)
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        own: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with self._timed("norms"):
-            return super().add_rms_norm(x, residual, weight, eps)
+            return super().add_rms_norm(x, residual, weight, eps, own)
 
     def rope_and_store(self, qkv: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:
         with self._timed("rotation, K/V store"):

@@ -48,8 +48,10 @@ class TimedOps(MlxOps):
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return self._timed("norms", lambda: MlxOps.rms_norm(self, x, weight, eps))
 
-    def add_rms_norm(self, x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
-        normed, total = self._timed("norms", lambda: MlxOps.add_rms_norm(self, x, residual, weight, eps))
+    def add_rms_norm(
+        self, x: Array, residual: Array, weight: Array, eps: float, own: Array | None = None
+    ) -> tuple[Array, Array]:
+        normed, total = self._timed("norms", lambda: MlxOps.add_rms_norm(self, x, residual, weight, eps, own))
         return normed, total
 
     def rope_and_store(self, qkv: Array, layer: Layer, step: MlxStep) -> Array:

@@ -127,13 +127,9 @@ class Decoder:
             if layer is last:  # from here on only the wanted rows matter
                 x, residual = ops.take_rows(x, rows), ops.take_rows(residual, rows)
             x = ops.linear(x, layer.output)
-            if layer.output_norm is not None:
-                x = ops.rms_norm(x, layer.output_norm, eps)
-            x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = layer.mlp(ops, x)
-            if layer.mlp_output_norm is not None:
-                x = ops.rms_norm(x, layer.mlp_output_norm, eps)
-            x, residual = ops.add_rms_norm(x, residual, following.input_norm if following else self.norm, eps)
+            x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps, layer.output_norm)
+            norm = following.input_norm if following else self.norm
+            x, residual = ops.add_rms_norm(layer.mlp(ops, x), residual, norm, eps, layer.mlp_output_norm)
         return x
 
 

@@ -75,8 +75,14 @@ class CpuOps(TorchOps):
         return out
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        own: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x if own is None else self.rms_norm(x, own, eps)
         out, total = torch.empty_like(x), torch.empty_like(x)
         elementwise.add_rms_norm(
             x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(), *x.shape, eps

@@ -53,8 +53,14 @@ class TorchOps:
         return (wide * weight.float()).to(x.dtype)
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        own: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x if own is None else self.rms_norm(x, own, eps)
         total = x + residual
         return self.rms_norm(total, weight, eps), total
 

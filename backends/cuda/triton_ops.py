@@ -34,8 +34,14 @@ class TritonOps(TorchOps):
         return norm.rms_norm(x, weight, eps)
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        own: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x if own is None else self.rms_norm(x, own, eps)
         return norm.add_rms_norm(x, residual, weight, eps)
 
     def rope_and_store(self, qkv: torch.Tensor, layer: Layer, step: TorchStep) -> torch.Tensor:

@@ -46,8 +46,12 @@ class MlxOps:
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         return mx.fast.rms_norm(x, weight, eps).astype(self.dtype)
 
-    def add_rms_norm(self, x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
-        total = x + residual
+    def add_rms_norm(
+        self, x: Array, residual: Array, weight: Array, eps: float, own: Array | None = None
+    ) -> tuple[Array, Array]:
+        if own is not None:
+            x = mx.fast.rms_norm(x.astype(self.residual), own, eps)
+        total = (x + residual).astype(self.residual)
         return self.rms_norm(total, weight, eps), total
 
     def rope_and_store(self, qkv: Array, layer: Layer, step: MlxStep) -> Array:

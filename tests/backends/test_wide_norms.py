@@ -8,6 +8,7 @@ import torch
 from backend_kinds import NO_MLX
 
 from bireme.backends.cuda.memory import planned_weights
+from bireme.backends.cuda.road import gpu_dtype
 from bireme.backends.cuda.weights import DenseLoader
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.decoder import Decoder
@@ -39,3 +40,9 @@ def test_in_mlx(tiny, name, wide):
     decoder = Decoder(checkpoint.config, loader)
     assert decoder.layers[0].input_norm.dtype == (mx.float32 if wide else mx.bfloat16)
     assert loader.nbytes == loader.planned_bytes()
+
+
+def test_a_gpu_without_bfloat16_computes_in_what_holds_the_model(tiny):
+    gemma, qwen = (open_checkpoint(tiny(name).folder).config for name in ("gemma3", "qwen3"))
+    assert [gpu_dtype(config, True) for config in (gemma, qwen)] == [torch.bfloat16] * 2
+    assert [gpu_dtype(config, False) for config in (gemma, qwen)] == [torch.float32, torch.float16]

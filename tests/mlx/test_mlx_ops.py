@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from steps import LogitTap
+from tiny import tiny_config
 
 from bireme.backends.mlx import cpu, kv, ops
 from bireme.backends.mlx.library import mx
@@ -113,6 +114,19 @@ def test_gates_on_a_cpu(size_of_arrays, name):
         gate = gate[:-1].astype(np.float64)
         inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
         np.testing.assert_allclose(ours[:-1], gate / 2 * (1 + np.tanh(inner)) * up[:-1], rtol=2e-6, atol=1e-6)
+
+
+def test_a_norm_before_the_sum_may_leave_float16():
+    """In Gemma 3 270M such norms give 33,883, and the residual stream reaches 104,049; float16 ends at 65,504."""
+    half = ops.MlxOps(tiny_config("gemma3"), None, mx.float16)
+    x = mx.array(np.random.default_rng(1).standard_normal((3, 8)).astype(np.float16))
+    residual, own = mx.full((3, 8), 30_000.0, mx.float32), mx.full((8,), 50_000.0, mx.float32)
+    normed, total = half.add_rms_norm(x, residual, mx.full((8,), 2.0, mx.float32), 1e-6, own)
+    wide = np.array(x).astype(np.float64)
+    wanted = 30_000 + 50_000 * wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6)
+    assert total.dtype == mx.float32 and normed.dtype == mx.float16 and np.abs(wanted).max() > 65_504
+    np.testing.assert_allclose(np.array(total), wanted, rtol=1e-6)
+    np.testing.assert_allclose(np.array(normed), 2 * wanted / np.sqrt((wanted**2).mean(-1, keepdims=True)), rtol=1e-3)
 
 
 def heads_of(rng, *shape):
