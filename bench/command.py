@@ -34,7 +34,9 @@ def _result(text: str, *names: str, **limits: Any) -> Any:
 @bench.command("serve")
 def serve(
     terms: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    url: Annotated[str, typer.Option("--url", "--base-url", help="Base of any OpenAI-compatible API.")] = "http://127.0.0.1:8000/v1",
+    url: Annotated[
+        str, typer.Option("--url", "--base-url", help="Base of any OpenAI-compatible API.")
+    ] = "http://127.0.0.1:8000/v1",
     model: Annotated[str | None, typer.Option(help="Model to ask for. Default: the server's first.")] = None,
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
     chat: Annotated[bool, typer.Option(help="Use /chat/completions, not /completions.")] = False,
