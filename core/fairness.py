@@ -25,6 +25,7 @@ class Fairness:
         self.weights: dict[str, float] = {}
         self._waiting: dict[str, Account] = {}
         self._last_left: Account | None = None
+        self._prune_at = MAX_IDLE_ACCOUNTS
 
     def set_weight(self, user: str, weight: float) -> None:
         """``weight`` times the share of a user with weight 1, from now on."""
@@ -36,8 +37,8 @@ class Fairness:
     def account(self, user: str) -> Account:
         account = self.accounts.get(user)
         if account is None:
-            account = self.accounts[user] = Account(user, self.weights.get(user, 1.0))
             self._prune()
+            account = self.accounts[user] = Account(user, self.weights.get(user, 1.0))
         self.accounts.move_to_end(user)
         return account
 
@@ -64,11 +65,13 @@ class Fairness:
         return self._last_left.counter if self._last_left is not None else 0.0
 
     def _prune(self) -> None:
-        if len(self.accounts) <= MAX_IDLE_ACCOUNTS:
+        if len(self.accounts) < self._prune_at:
             return
+        some = MAX_IDLE_ACCOUNTS // 10
         idle = [account.user for account in self.accounts.values() if not account.waiting and not account.running]
-        for user in idle[: MAX_IDLE_ACCOUNTS // 10]:
+        for user in idle[:some]:
             del self.accounts[user]
+        self._prune_at = max(MAX_IDLE_ACCOUNTS, len(self.accounts) + some)  # with all of them busy: not every time
 
 
 #: Of so many admissions from a user's line, one at least is of those who are late, if there are any.

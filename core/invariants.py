@@ -138,10 +138,10 @@ def _queue(scheduler: Scheduler) -> Iterator[Problem]:
     for seq in waiting:
         if seq.row >= 0 or seq.blocks or seq.finish_reason is not None:
             yield Problem(f"sequence {seq.order} waits but holds something or has ended")
-    unstarted = sum(seq.group.cached_tokens is None for seq in waiting)
-    if unstarted != scheduler.num_unstarted:
-        yield Problem(f"{unstarted} requests have not started, {scheduler.num_unstarted} are counted")
-    new = Counter(seq.account.user for seq in waiting if seq.group.cached_tokens is None)
+    unstarted = {seq.group for seq in waiting if seq.group.cached_tokens is None}
+    if len(unstarted) != scheduler.num_unstarted:
+        yield Problem(f"{len(unstarted)} requests have not started, {scheduler.num_unstarted} are counted")
+    new = Counter(group.account.user for group in unstarted)
     counts = Counter(seq.account.user for seq in waiting)
     running = Counter(seq.account.user for seq in scheduler.rows.running())
     for account in scheduler.fairness.accounts.values():

@@ -41,6 +41,7 @@ class MaskThreads:
         if len(self._threads) < min(_MOST_THREADS, os.cpu_count() or 1):
             self._threads.append(start_thread(self._work, "grammar-masks"))
         self.outstanding += 1
+        seq.waits_for_mask = True  # the engine's to say: a mask that a thread has made but nobody took is not there yet
         self._jobs.put((seq, constraint, token, seq.num_outputs))
 
     def take(self, patience: float) -> list[_Done]:
@@ -49,10 +50,12 @@ class MaskThreads:
         until = time.monotonic() + patience
         while self.outstanding:
             try:
-                found.append(self._done.get(timeout=max(0.0, until - time.monotonic())))
+                seq, outcome = self._done.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
                 break
             self.outstanding -= 1
+            seq.waits_for_mask = False
+            found.append((seq, outcome))
         return found
 
     def close(self) -> None:

@@ -25,10 +25,10 @@ class Chunk(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A sequence of whose prompt a step tells something; ``preemptions`` tells it apart from one of another life."""
+    """A sequence of whose prompt a step tells something; ``admission`` tells it apart from one of another life."""
 
     seq: Sequence
-    preemptions: int
+    admission: int
     place: int  # among the step's chunks
     pooled: int  # tokens whose hidden states are summed
     scored: int  # tokens whose scores are given
@@ -140,7 +140,7 @@ def _reads(plan: StepPlan) -> list[Read]:
         pooled = num_pooled(seq, start, length)
         scored = min(length, seq.prompt_len - 1 - start) if scores.wanted(seq) else 0
         if pooled or scored > 0:
-            found.append(Read(seq, seq.num_preemptions, place, pooled, max(0, scored)))
+            found.append(Read(seq, seq.num_admissions, place, pooled, max(0, scored)))
     return found
 
 

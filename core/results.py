@@ -10,10 +10,11 @@ from .step import StepResult
 
 
 def keep_read(reads: list[Read], result: StepResult) -> None:
-    """Give the sequences what a step told of their prompts; what it read in another life of theirs is dropped."""
+    """Give the sequences what a step told of their prompts; what it read before they entered again is dropped. Of one
+    that gave way meanwhile it still counts: with this step's token it may be done."""
     summed = scored = 0
-    for seq, preemptions, _, pooled, count in reads:
-        alive = seq.num_preemptions == preemptions
+    for seq, admission, _, pooled, count in reads:
+        alive = seq.num_admissions == admission
         if pooled:
             assert result.sums is not None
             if alive:

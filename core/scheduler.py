@@ -103,7 +103,7 @@ class Scheduler:
 
     def remove(self, seq: Sequence, *, poisoned: bool = False) -> None:
         """``seq`` has ended, wherever it was."""
-        if seq is seq.leader and seq.group.cached_tokens is None:
+        if seq.group.cached_tokens is None and seq.group.num_unfinished == 1:  # the last of them, and nothing ran
             self._started(seq)
         if seq.row >= 0:
             self.kv.release(seq, poisoned=poisoned)
@@ -198,6 +198,7 @@ class Scheduler:
             return False
         self.queue.remove(seq)
         seq.account.running += 1
+        seq.num_admissions += 1
         seq.blocked = seq.pooled = None
         seq.scores.clear()
         if admitted.copy is not None:

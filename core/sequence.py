@@ -63,11 +63,15 @@ class Sequence:
     node: Node | None = None  # of the last block published or shared
     num_pending: int = 0  # tokens in flight of a preempted sequence
     num_preemptions: int = 0
+    num_admissions: int = 0  # times it entered a row: what a step tells of it belongs to one of them
     settled: bool = False  # a step with it was submitted since it entered its row: what it shares is, or will be, there
     reported: bool = False  # its first output was handed out
     finish_reason: FinishReason | None = None
     entry: NDArray[np.int32] | None = None  # the tokens it had when it entered its row
     constraint: Constraint | None = None  # its grammar
+    waits_for_mask: bool = (
+        False  # its latest token is being followed: what may come next is not known, or not yet taken
+    )
     scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt from its second token on
     pooled: NDArray[np.float64] | None = None  # [D], the sum so far of the hidden states that count
     blocked: tuple[int, int] | None = None  # (unreferenced blocks, running) when it last failed to fit
@@ -75,11 +79,6 @@ class Sequence:
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_len
-
-    @property
-    def waits_for_mask(self) -> bool:
-        """Whether it follows a grammar that has not said yet what may come next."""
-        return self.constraint is not None and self.constraint.mask is None
 
     @property
     def leader(self) -> Sequence:

@@ -177,3 +177,13 @@ class Simulation:
             assert built.batch.num_tokens <= scheduler.config.max_num_batched_tokens
             assert built.batch.num_seqs <= scheduler.config.max_num_seqs
         return built
+
+
+def give_way(sim: Simulation, seq: Sequence) -> None:
+    """Take a running sequence's blocks away, as the scheduler does when there are none left."""
+    scheduler = sim.engine.scheduler
+    scheduler.kv.release(seq)
+    seq.account.running -= 1
+    seq.num_preemptions += 1
+    scheduler.queue.push_preempted(seq)
+    sim.engine.check()

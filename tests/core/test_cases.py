@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulation import Simulation
+from simulation import Simulation, give_way
 
 from bireme.backends.sim import SimOptions
 from bireme.core.config import EngineConfig
@@ -307,11 +307,9 @@ def test_a_sibling_does_not_fork_from_a_leader_whose_own_copy_is_still_to_come()
     request = sim.add(prompt(20), SamplingParams(max_tokens=9, seed=3, n=2))
     other = sim.add(prompt(5, 1), greedy(50))
     sim.run(3)
-    scheduler, leader = sim.engine.scheduler, sim.group(request)[0]
+    leader = sim.group(request)[0]
     assert leader.row >= 0 and sim.engine.stats().running == 2
-    scheduler.kv.release(leader)
-    leader.account.running -= 1
-    scheduler.queue.push_preempted(leader)
+    give_way(sim, leader)
     sim.abort(other)
     sim.step()  # the leader copies its partly filled block; its sibling enters in the same step
     assert sim.engine.stats().running == 2

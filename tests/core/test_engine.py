@@ -51,6 +51,21 @@ def test_siblings_do_not_count_as_waiting_requests() -> None:
     sim.finish()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_leader_ended_alone_before_it_began_leaves_its_request_waiting_once(depth: int) -> None:
+    options = SimOptions(max_in_flight=depth)
+    sim = Simulation(options, EngineConfig(max_num_seqs=1, max_queue=2, max_num_batched_tokens=64))
+    request = sim.add([5, 6], params(n=3))
+    sim.aborted.add(request)
+    assert sim.engine.abort(request, 0)
+    sim.engine.check()
+    sim.add([5, 6], params())
+    with pytest.raises(QueueFullError, match="2 requests are waiting"):
+        sim.add([5, 6], params())
+    stats = sim.finish()
+    assert stats.finished[FinishReason.LENGTH] == 3 and sim.engine.scheduler.num_unstarted == 0
+
+
 def test_an_id_in_use_is_refused() -> None:
     sim = Simulation()
     sim.engine.add(Request("a", (5,), params()))

@@ -175,6 +175,17 @@ def test_idle_accounts_do_not_pile_up() -> None:
     assert len(fairness.accounts) <= MAX_IDLE_ACCOUNTS + 1
 
 
+def test_more_users_may_be_busy_than_idle_accounts_are_kept() -> None:
+    fairness = Fairness()
+    for i in range(MAX_IDLE_ACCOUNTS + 2000):
+        fairness.account(f"idle{i}")
+        account = fairness.account(f"u{i}")
+        fairness.arrived(account)
+        assert fairness.account(f"u{i}") is account
+    assert len(fairness.accounts) <= 2 * MAX_IDLE_ACCOUNTS
+    assert all(fairness.account(f"u{i}").waiting == 1 for i in range(MAX_IDLE_ACCOUNTS + 2000))
+
+
 def test_the_preempted_go_first_within_their_class() -> None:
     options = SimOptions(num_blocks=8, max_in_flight=2)
     sim = Simulation(options, EngineConfig(max_num_seqs=2, max_num_batched_tokens=256))

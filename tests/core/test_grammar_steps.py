@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from automaton import Automaton, chain, random_automaton
-from simulation import Simulation
+from simulation import Simulation, give_way
 
 from bireme.backends.sim import SimOptions
 from bireme.core.config import EngineConfig
 from bireme.core.grammar import GrammarError, GrammarSpec
+from bireme.core.plan import BuiltStep
 from bireme.core.request import FinishReason, Request, RequestRejectedError, SamplingParams, SequenceOutput
 from bireme.core.stats import EngineStats
 
@@ -226,3 +228,41 @@ def test_those_who_follow_grammars_share_their_steps() -> None:
         sim.step()
     after = sim.engine.stats()
     assert after.tokens_generated - before.tokens_generated == 4 * (after.steps - before.steps)
+
+
+def test_a_mask_that_was_made_but_not_taken_is_not_used() -> None:
+    """One that gave way would enter again with it, and what is taken later would stand for the mask after."""
+    go, made = threading.Event(), threading.Event()
+
+    def slow(state: int) -> None:
+        if state == 1:
+            go.wait(10)
+        elif state == 2:
+            made.wait(10)
+
+    sim = simulation(depth=2)
+    constrained = Constrained(sim)
+    constrained.add("g", Automaton([{5: 1}, {6: 2}, {7: 3}, {}], {3}, VOCAB, slow), temperature=0.0)
+    (seq,) = sim.group("g")
+    while not sim.engine._delivery.masks.outstanding:
+        sim.step()
+    give_way(sim, seq)
+    inner = sim.engine.scheduler.schedule
+
+    def late() -> BuiltStep | None:
+        """The mask is ready just after the engine has asked for it."""
+        go.set()
+        constraint = seq.constraint
+        assert constraint is not None
+        for _ in range(1000):
+            if constraint.mask is not None:
+                break
+            time.sleep(0.001)
+        sim.engine.scheduler.schedule = inner  # type: ignore[method-assign]
+        return inner()
+
+    sim.engine.scheduler.schedule = late  # type: ignore[method-assign]
+    sim.run(4)
+    made.set()
+    constrained.finish()
+    assert constrained.tokens["g", 0] == [5, 6, 7]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation import Simulation
+from simulation import Simulation, give_way
 
 from bireme.backends.sim import SimOptions
 from bireme.backends.sim.contents import entry, hidden, score, weight
@@ -117,6 +117,23 @@ def test_scores_are_given_once_whoever_gives_way(in_flight: int) -> None:
     assert seq.group.cached_tokens == 0
     sim.finish()
     assert sim.engine.scheduler.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("wanted", [params("mean"), params("last"), SamplingParams(max_tokens=1, prompt_logprobs=2)])
+def test_what_the_last_chunk_told_of_one_that_gave_way_meanwhile_counts(wanted: SamplingParams) -> None:
+    """It gives way while the step that reads its last tokens is in flight: with that step's token it is done."""
+    sim = Pooled(SimOptions(block_size=4), EngineConfig(block_size=4, max_num_batched_tokens=64))
+    prompt = list(range(100, 130))
+    request_id = sim.add(prompt, wanted)
+    sim.step()
+    (seq,) = sim.group(request_id)
+    assert seq.row >= 0 and not sim.records[request_id, 0].tokens
+    give_way(sim, seq)
+    sim.finish()
+    if wanted.pooling is None:
+        assert sim.scores[request_id] == scores_of(prompt)
+    else:
+        np.testing.assert_allclose(sim.embeddings[request_id], alone(prompt, wanted.pooling), rtol=1e-6)
 
 
 def test_a_mean_reads_what_the_cache_holds_too() -> None:
