@@ -122,6 +122,19 @@ def test_open_loop_counts_from_the_intended_start() -> None:
     assert latency[95] == pytest.approx(900, abs=400)
 
 
+def test_an_open_loop_asks_whether_or_not_it_was_answered() -> None:
+    """E06: this server answers nobody before all have asked."""
+    everyone = asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        if number == 7:
+            everyone.set()
+        await asyncio.wait_for(everyone.wait(), 5)
+        writer.write(HEAD + text("x", "stop") + usage(1) + DONE)
+
+    assert run(answer, 8, due=[i * 0.01 for i in range(8)]).completed == 8
+
+
 def test_percentiles_are_nearest_rank() -> None:
     for n in (1, 2, 3, 10, 20, 100, 101):
         values = list(range(1, n + 1))
