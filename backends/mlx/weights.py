@@ -57,7 +57,6 @@ class MlxLoader:
         self.quantized = quantized
         self.nbytes = 0
         self.requantised: dict[str, int] = {}
-        self._norm_dtype = mx.float32 if dtype == mx.float16 or checkpoint.config.wide_norms else dtype
         self._scale_dtype = {mx.float16: np.float16}.get(dtype, np.float32)
         self._present = frozenset(checkpoint.names())
         self._tables: dict[str, Linear] = {}
@@ -124,6 +123,10 @@ class MlxLoader:
 
     def norm(self, name: str) -> Array:
         return self._keep(self._dense(self.checkpoint.weight(name + ".weight"), self._norm_dtype))
+
+    @property
+    def _norm_dtype(self) -> Array:
+        return mx.float32 if self.dtype == mx.float16 or self.checkpoint.config.wide_norms else self.dtype
 
     def planned_bytes(self) -> int:
         """What ``nbytes`` will be once all is loaded, from the files' headers alone."""
