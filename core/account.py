@@ -17,6 +17,7 @@ class Account:
     weight: float = 1.0
     counter: float = 0.0
     waiting: int = 0  # sequences in the queue
+    in_line: int = 0  # of them: those that were not preempted
     running: int = 0
     unstarted: int = 0  # requests of which nothing has run yet
 

@@ -17,6 +17,7 @@ from .sequence import Group, Sequence
 from .step import StepResult
 
 _NAN = "the model gave NaN logits for this sequence"
+_NO_ROOM = "the prompt is {} tokens long, but what is left of the KV cache holds {}: some of its blocks were faulty"
 
 
 class Delivery:
@@ -87,12 +88,16 @@ class Delivery:
     def end_out_of_room(self) -> None:
         """End the sequences that the scheduler found no room for."""
         for seq in self._scheduler.out_of_room:
-            self.end(seq, FinishReason.LENGTH)
+            if seq.num_outputs:
+                self.end(seq, FinishReason.LENGTH)
+            else:
+                room = self._scheduler.kv.pool.num_usable * self._scheduler.block_size
+                self.end(seq, FinishReason.ERROR, _NO_ROOM.format(len(seq.tokens), room))
         self._scheduler.out_of_room.clear()
 
     def end(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """End ``seq`` between two tokens: it gives back all it holds, and its last output says so."""
-        self._finish(seq, reason)
+        self._finish(seq, reason, poisoned=error is _NAN)
         self._report(seq, (), error=error)
 
     def fail_all(self, error: str) -> None:
@@ -127,9 +132,9 @@ class Delivery:
             self.masks.follow(seq, seq.constraint, token)
         self._report(seq, (token,), logprob)
 
-    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+    def _finish(self, seq: Sequence, reason: FinishReason, *, poisoned: bool = False) -> None:
         """``seq`` ends and gives back all it holds."""
-        self._scheduler.remove(seq, poisoned=reason is FinishReason.ERROR)
+        self._scheduler.remove(seq, poisoned=poisoned)
         seq.finish_reason = reason
         self._scheduler.counters.finished[reason] += 1
         group = seq.group

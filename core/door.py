@@ -15,7 +15,7 @@ class Door:
     """Asked before a request is queued; told when one has ended, since the pace of ends is what a refusal names."""
 
     def __init__(self, config: EngineConfig, limits: Limits, scheduler: Scheduler) -> None:
-        self._config, self._limits, self._scheduler = config, limits, scheduler
+        self._config, self.limits, self._scheduler = config, limits, scheduler
         self._ends: deque[float] = deque(maxlen=64)
 
     def review(self, request: Request, known: bool, beside: int = 0, beside_own: int = 0) -> None:
@@ -34,7 +34,7 @@ class Door:
     def _review(self, request: Request, known: bool, beside: int, beside_own: int) -> None:
         if known:
             raise RequestRejectedError(f"request id {request.request_id!r} is already in use", "duplicate_request")
-        check(request, self._limits)
+        check(request, self.limits)
         if self._scheduler.num_unstarted + beside >= self._config.max_queue:
             raise self._full(f"{self._config.max_queue} requests are waiting, the most allowed (max_queue)")
         account, most = self._scheduler.fairness.account(request.user), self._config.max_queue_per_user

@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..backends.base import Backend, Ticket
@@ -175,6 +176,8 @@ class Engine:
         problems = find_problems(self.scheduler)
         if problems:
             quarantine(self.scheduler, problems, raise_instead=not repair)
+            room = self.scheduler.kv.pool.num_usable * self.scheduler.block_size
+            self.limits = self._door.limits = replace(self.limits, pool_tokens=room)
         return [problem.text for problem in problems]
 
     def stats(self) -> EngineStats:

@@ -61,7 +61,7 @@ def _before(scheduler: Scheduler, account: Account, priority: int, tokens: int) 
     """Who of those waiting goes before a newcomer of ``account``: better classes whole; of the same class the
     preempted, the account's own, and of each other user those that the counters let come first."""
     own = [seq for seq in scheduler.queue if seq.priority == priority and seq.account is account]
-    counter = account.counter if account.waiting else max(account.counter, scheduler.fairness.floor)
+    counter = account.counter if account.in_line else max(account.counter, scheduler.fairness.floor)
     goal = counter + PROMPT_WEIGHT * (tokens + sum(len(seq.tokens) for seq in own)) / account.weight
     served: Counter[str] = Counter()
     found = []

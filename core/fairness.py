@@ -17,7 +17,8 @@ class Fairness:
     """The accounts. Two users who both always have something waiting are served alike, up to a constant.
 
     A user who comes back after having had nothing waiting is lifted to the least counter of those who wait (or to that
-    of the last user who left the queue): credit cannot be saved up by staying away.
+    of the last user who left the queue): credit cannot be saved up by staying away. What was preempted counts as
+    running here: it was let in long ago, so its user's counter says nothing of where the others are.
     """
 
     def __init__(self) -> None:
@@ -42,18 +43,24 @@ class Fairness:
         self.accounts.move_to_end(user)
         return account
 
-    def arrived(self, account: Account, new: bool = True) -> None:
+    def arrived(self, account: Account, new: bool = True, preempted: bool = False) -> None:
         """One of the account's sequences joined the queue; ``new`` unless it was preempted or forked."""
-        if account.waiting == 0:
+        account.waiting += 1
+        if preempted:
+            return
+        if account.in_line == 0:
             if new:
                 account.counter = max(account.counter, self.floor)
             self._waiting[account.user] = account
-        account.waiting += 1
+        account.in_line += 1
 
-    def left(self, account: Account) -> None:
+    def left(self, account: Account, preempted: bool = False) -> None:
         """One of the account's sequences left the queue."""
         account.waiting -= 1
-        if account.waiting == 0:
+        if preempted:
+            return
+        account.in_line -= 1
+        if account.in_line == 0:
             del self._waiting[account.user]
             self._last_left = account
 
@@ -148,6 +155,10 @@ class WaitingQueue:
             for queue in cls.users.values():
                 yield from queue
 
+    def preempted(self) -> list[Sequence]:
+        """Those that had begun and gave way."""
+        return [seq for cls in self._classes.values() for seq in cls.preempted]
+
     def late(self) -> set[Sequence]:
         """Those that others were let past, because they can't be in time any more."""
         return {seq for cls in self._classes.values() for line in cls.users.values() for seq in line.late}
@@ -166,7 +177,7 @@ class WaitingQueue:
 
     def push_preempted(self, seq: Sequence) -> None:
         """Before all others of its class but those preempted before it that arrived earlier."""
-        self._join(seq, new=False)
+        self._join(seq, new=False, preempted=True)
         preempted = self._class(seq).preempted
         preempted[seq] = None
         for other in [other for other in preempted if other.order > seq.order]:
@@ -181,7 +192,8 @@ class WaitingQueue:
     def remove(self, seq: Sequence) -> None:
         """``seq`` is admitted, or ended while it waited."""
         cls = self._classes[seq.priority]
-        if seq in cls.preempted:
+        preempted = seq in cls.preempted
+        if preempted:
             del cls.preempted[seq]
         else:
             line = cls.users[seq.account.user]
@@ -191,11 +203,11 @@ class WaitingQueue:
         if not cls.preempted and not cls.users:
             del self._classes[seq.priority]
         self._length -= 1
-        self.fairness.left(seq.account)
+        self.fairness.left(seq.account, preempted)
 
-    def _join(self, seq: Sequence, new: bool) -> None:
+    def _join(self, seq: Sequence, new: bool, preempted: bool = False) -> None:
         self._length += 1
-        self.fairness.arrived(seq.account, new)
+        self.fairness.arrived(seq.account, new, preempted)
 
     def _class(self, seq: Sequence) -> _Class:
         return self._classes.setdefault(seq.priority, _Class())

@@ -144,7 +144,10 @@ def _queue(scheduler: Scheduler) -> Iterator[Problem]:
     new = Counter(group.account.user for group in unstarted)
     counts = Counter(seq.account.user for seq in waiting)
     running = Counter(seq.account.user for seq in scheduler.rows.running())
+    preempted = Counter(seq.account.user for seq in scheduler.queue.preempted())
     for account in scheduler.fairness.accounts.values():
+        if account.in_line != counts[account.user] - preempted[account.user]:
+            yield Problem(f"user {account.user!r} is counted {account.in_line} in line")
         if (account.waiting, account.running) != (counts[account.user], running[account.user]):
             yield Problem(f"user {account.user!r} is counted {account.waiting} waiting, {account.running} running")
         if account.unstarted != new[account.user]:

@@ -86,6 +86,14 @@ class KVManager:
         self.pool.release_all(seq.blocks)
         seq.blocks, seq.node = [], None
 
+    def forget(self, seq: Sequence) -> None:
+        """Make nothing findable any more of a poisoned sequence that was preempted before it was known to be."""
+        match = self.cache.match(seq.tokens, seq.group.request.cache_salt, len(seq.tokens))
+        known = match.blocks if match.source is None else (*match.blocks, match.source)
+        self.pool.release_all(known)
+        for block in known:
+            self.cache.forget(block)
+
     def restore_cost(self, seq: Sequence) -> int:
         """Tokens to compute again if ``seq`` lost its blocks now; others' references keep what is shared."""
         if self.rows.tokens[seq.row] >= self.rows.limit[seq.row]:

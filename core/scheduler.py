@@ -50,7 +50,7 @@ class Scheduler:
         self.cost = CostModel(config.max_stall_ms / 1000 / min(256, config.max_num_batched_tokens))
         self.counters = Counters()
         self.clock = clock
-        self.out_of_room: list[Sequence] = []  # ended at the pool's limit with nothing in flight
+        self.out_of_room: list[Sequence] = []  # to be ended: nothing in flight, and no room for more
         self.num_unstarted = 0  # requests of which nothing has run yet
         self._step_id = 0
         self._plan = StepPlan(self.rows.decoding())
@@ -102,7 +102,7 @@ class Scheduler:
         leader.group.held.clear()
 
     def remove(self, seq: Sequence, *, poisoned: bool = False) -> None:
-        """``seq`` has ended, wherever it was."""
+        """``seq`` has ended, wherever it was; ``poisoned``: what was stored of it is not to be found again."""
         if seq.group.cached_tokens is None and seq.group.num_unfinished == 1:  # the last of them, and nothing ran
             self._started(seq)
         if seq.row >= 0:
@@ -112,6 +112,8 @@ class Scheduler:
             seq.group.held.remove(seq)
         else:
             self.queue.remove(seq)
+            if poisoned:
+                self.kv.forget(seq)
 
     def _gathers(self, decodes: Index) -> bool:
         """Whether the step would hold nobody but rows that follow grammars, while others of them are in flight: one
@@ -195,6 +197,8 @@ class Scheduler:
         admitted = self.kv.admit(seq, self._headroom(seq))
         if admitted is None:
             seq.blocked = situation
+            if not self.rows.num_running:  # blocks were taken out of use since it was let in: it will never fit
+                self.out_of_room.append(seq)
             return False
         self.queue.remove(seq)
         seq.account.running += 1

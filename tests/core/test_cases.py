@@ -260,6 +260,22 @@ def test_one_sequence_with_nan_fails_alone() -> None:
     assert sim.records[again, 0].cached == 0, "blocks that may hold NaN were found again"
 
 
+def test_nothing_is_found_again_of_one_that_gave_way_before_its_nan_was_known() -> None:
+    sim = Simulation(SimOptions(nan_token=4))
+    poisonous = (*prompt(40, 9), 4)
+    bad = sim.add(poisonous, greedy(20))
+    sim.run(2)
+    (seq,) = sim.group(bad)
+    assert len(sim.tokens(bad)) == 1  # the step that gives NaN is in flight
+    give_way(sim, seq)
+    assert sim.engine.stats().kv_blocks_cached > 0
+    stats = sim.finish()
+    assert sim.records[bad, 0].finish is FinishReason.ERROR and stats.kv_blocks_cached == 0
+    again = sim.add(poisonous, greedy(20))
+    sim.finish()
+    assert sim.records[again, 0].cached == 0
+
+
 def test_a_seed_gives_the_same_tokens_in_any_company() -> None:
     """C21"""
 

@@ -225,6 +225,24 @@ def test_in_production_a_faulty_block_is_taken_out_of_use(caplog: pytest.LogCapt
     assert outputs[-1].finish_reason is FinishReason.LENGTH
 
 
+def test_what_no_longer_fits_when_blocks_were_taken_out_of_use_ends_and_blocks_nobody() -> None:
+    backend = SimBackend(SimOptions(num_blocks=8))
+    engine = Engine(backend, EngineConfig(), backend.clock)
+    engine.add(Request("whole", (5,) * 120, params()))
+    engine.scheduler.kv.pool.take()
+    engine.check(repair=True)
+    with pytest.raises(RequestRejectedError, match=r"120 tokens.*holds 112 tokens"):
+        engine.add(Request("late", (5,) * 120, params()))
+    engine.add(Request("small", (6,) * 3, params()))
+    last = {}
+    for _ in range(20):
+        last |= {output.request_id: output for output in engine.step()}
+    assert not engine.has_work()
+    assert last["small"].finish_reason is FinishReason.LENGTH
+    assert last["whole"].finish_reason is FinishReason.ERROR
+    assert "120 tokens" in str(last["whole"].error) and "112" in str(last["whole"].error)
+
+
 def test_seeds_differ_by_sequence_and_fill_64_bits() -> None:
     seeds = {derive_seed(seed, index) for seed in range(200) for index in range(20)}
     assert len(seeds) == 4000

@@ -7,7 +7,7 @@ import random
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-from simulation import Simulation
+from simulation import Simulation, give_way
 
 from bireme.backends.sim import SimBackend, SimOptions
 from bireme.core.account import OUTPUT_WEIGHT, PROMPT_WEIGHT
@@ -160,6 +160,28 @@ def test_nobody_saves_up_credit_by_staying_away() -> None:
     accounts = sim.engine.scheduler.fairness.accounts
     assert accounts["back"].counter == accounts["busy"].counter > 0
     assert back
+    sim.finish()
+
+
+def test_one_that_gave_way_lends_nobody_the_credit_of_its_user() -> None:
+    """The user of a single stream falls behind those who always wait; when it gives way, a newcomer still begins where
+    those stand, and so does what its user sends then."""
+    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=64, enable_prefix_caching=False)
+    sim = Simulation(SimOptions(num_blocks=300), config)
+    stream = sim.add([5, 6, 7], params(900), user="stream")
+    accounts = sim.engine.scheduler.fairness.accounts
+    for _ in range(300):
+        while sim.engine.scheduler.fairness.account("busy").waiting < 5:
+            sim.add([7] * 40, params(5), user="busy")
+        sim.step()
+    assert accounts["busy"].counter > 2 * accounts["stream"].counter
+    give_way(sim, sim.group(stream)[0])
+    sim.add([9] * 10, params(5), user="new")
+    assert accounts["new"].counter == accounts["busy"].counter
+    sim.add([9] * 10, params(5), user="stream")
+    assert accounts["stream"].counter == accounts["busy"].counter
+    head = sim.engine.scheduler.queue.head()
+    assert head is not None and head.request_id == stream, "it still goes first itself"
     sim.finish()
 
 

@@ -230,6 +230,21 @@ def test_those_who_follow_grammars_share_their_steps() -> None:
     assert after.tokens_generated - before.tokens_generated == 4 * (after.steps - before.steps)
 
 
+def test_a_grammar_that_fails_costs_nobody_the_cached_prompt() -> None:
+    def fail(state: int) -> None:
+        raise GrammarError("too complex")
+
+    sim = simulation()
+    constrained = Constrained(sim)
+    constrained.add("g", Automaton([{5: 1}, {6: 2}, {}], {2}, VOCAB, fail), length=20)
+    (seq,) = sim.group("g")
+    constrained.finish()
+    assert constrained.last["g", 0].finish_reason is FinishReason.ERROR
+    after = sim.add(seq.group.request.prompt_ids, SamplingParams(max_tokens=2))
+    constrained.finish()
+    assert sim.records[after, 0].cached == 19
+
+
 def test_a_mask_that_was_made_but_not_taken_is_not_used() -> None:
     """One that gave way would enter again with it, and what is taken later would stand for the mask after."""
     go, made = threading.Event(), threading.Event()
