@@ -66,12 +66,12 @@ class AutomatonMatcher:
         self._busy.release()
 
 
-def random_automaton(seed: int, vocab_size: int, states: int = 6) -> Automaton:
-    """Every state reaches an accepting one; tokens 2 to ``vocab_size`` - 1 are used."""
+def random_automaton(seed: int, vocab_size: int, states: int = 6, first: int = 2) -> Automaton:
+    """Every state reaches an accepting one; tokens ``first`` to ``vocab_size`` - 1 are used."""
     rng = np.random.default_rng(seed)
     moves: list[dict[int, int]] = []
     for state in range(states):
-        tokens = rng.choice(np.arange(2, vocab_size), int(rng.integers(1, 5)), replace=False)
+        tokens = rng.choice(np.arange(first, vocab_size), int(rng.integers(1, 5)), replace=False)
         moves.append({int(token): int(rng.integers(0, states)) for token in tokens})
         moves[state][int(tokens[0])] = min(state + 1, states)
     moves.append({})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from bireme.backends.sim import SimBackend, SimOptions, VirtualClock, generate_alone
 from bireme.core.config import EngineConfig
 from bireme.core.engine import Engine
+from bireme.core.grammar import Grammar
 from bireme.core.plan import BuiltStep
 from bireme.core.request import FinishReason, Request, SamplingParams, SequenceOutput
 from bireme.core.sequence import Sequence
@@ -53,13 +54,15 @@ class Simulation:
         user: str = "",
         priority: int = 0,
         salt: str = "",
+        weight: float | None = None,
+        grammar: Grammar | None = None,
     ) -> str:
         """Queue a request and work out what it should give. Returns its id."""
         params = params or SamplingParams(max_tokens=8, temperature=0.0)
         request_id = f"r{self._count}"
         self._count += 1
         prompt = tuple(prompt)
-        self.engine.add(Request(request_id, prompt, params, user, priority, salt))
+        self.engine.add(Request(request_id, prompt, params, user, priority, salt, weight=weight), grammar)
         for seq in self.group(request_id):
             self.records[request_id, seq.index] = Record(self.expect(seq), seq.stop_ids, seq.limit, prompt)
         return request_id
@@ -79,8 +82,8 @@ class Simulation:
     def group(self, request_id: str) -> list[Sequence]:
         return self.engine._delivery.groups[request_id].seqs
 
-    def abort(self, request_id: str) -> bool:
-        found = self.engine.abort(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> bool:
+        found = self.engine.abort(request_id, index)
         if found:
             self.aborted.add(request_id)
         self.engine.check()

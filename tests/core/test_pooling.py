@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from oracles import pooled_alone, scores_of
 from simulation import Simulation, give_way
 
 from bireme.backends.sim import SimOptions
-from bireme.backends.sim.contents import entry, hidden, score, weight
 from bireme.core.config import EngineConfig
 from bireme.core.pooling import Pooling
 from bireme.core.request import SamplingParams
 
-_MASK = (1 << 64) - 1
-
 
 def params(pooling: Pooling) -> SamplingParams:
     return SamplingParams(max_tokens=1, temperature=0.0, pooling=pooling)
-
-
-def entries_of(prompt: list[int]) -> np.ndarray:
-    """The oracle: one token after another, without blocks or batches."""
-    context, entries = 0, []
-    for position, token in enumerate(prompt):
-        entries.append(entry(context, token, position))
-        context = (context + weight(position) * entries[-1]) & _MASK
-    return np.array(entries, np.uint64)
-
-
-def scores_of(prompt: list[int]) -> list[float]:
-    return score(entries_of(prompt)[:-1], np.array(prompt[1:], np.int32)).tolist()
-
-
-def alone(prompt: list[int], pooling: Pooling) -> np.ndarray:
-    states = hidden(entries_of(prompt)).astype(np.float64)
-    return (states.mean(0) if pooling == "mean" else states[-1]).astype(np.float32)
 
 
 class Pooled(Simulation):
@@ -83,7 +63,7 @@ def test_pooled_beside_chats(in_flight: int) -> None:
     assert set(sim.embeddings) == set(asked) and set(sim.scores) == set(scored)
     assert all(sim.scores[request_id] == scores_of(prompt) for request_id, prompt in scored.items())
     for request_id, (prompt, pooling) in asked.items():
-        np.testing.assert_allclose(sim.embeddings[request_id], alone(prompt, pooling), rtol=1e-6)
+        np.testing.assert_allclose(sim.embeddings[request_id], pooled_alone(prompt, pooling), rtol=1e-6)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -98,7 +78,7 @@ def test_one_that_gave_way_begins_its_sum_anew(in_flight: int, pooling: Pooling)
     (seq,) = sim.group(request_id)
     sim.finish()
     assert seq.num_preemptions > 0
-    np.testing.assert_allclose(sim.embeddings[request_id], alone(prompt, pooling), rtol=1e-6)
+    np.testing.assert_allclose(sim.embeddings[request_id], pooled_alone(prompt, pooling), rtol=1e-6)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -133,7 +113,7 @@ def test_what_the_last_chunk_told_of_one_that_gave_way_meanwhile_counts(wanted: 
     if wanted.pooling is None:
         assert sim.scores[request_id] == scores_of(prompt)
     else:
-        np.testing.assert_allclose(sim.embeddings[request_id], alone(prompt, wanted.pooling), rtol=1e-6)
+        np.testing.assert_allclose(sim.embeddings[request_id], pooled_alone(prompt, wanted.pooling), rtol=1e-6)
 
 
 def test_a_mean_reads_what_the_cache_holds_too() -> None:
@@ -142,7 +122,7 @@ def test_a_mean_reads_what_the_cache_holds_too() -> None:
     for pooling in ("mean", "mean", "last"):
         request_id = sim.add(prompt, params(pooling))  # type: ignore[arg-type]
         sim.drain()
-        np.testing.assert_allclose(sim.embeddings[request_id], alone(prompt, pooling), rtol=1e-6)  # type: ignore[arg-type]
+        np.testing.assert_allclose(sim.embeddings[request_id], pooled_alone(prompt, pooling), rtol=1e-6)  # type: ignore[arg-type]
     assert [record.cached for record in sim.records.values()] == [0, 0, 29]
     chat = sim.add(prompt)
     sim.finish()
