@@ -17,6 +17,7 @@ from .rows import Index, Rows
 from .sequence import Sequence
 from .slo import MARGIN
 from .stats import Counters
+from .yielding import LOOK_AGAIN, PATIENCE, who_yields
 
 #: With no stream running, a step may take so many times the stall bound: long enough to lose nothing by the cut, short
 #: enough that an abort or a newcomer is not kept waiting on a slow machine.
@@ -27,7 +28,8 @@ class Scheduler:
     """Plans steps over the running rows and the waiting queue.
 
     1. Every decoding row rides in every step; who finds no block makes another give way.
-    2. What is left of the step, in tokens and in time, goes to prompts: those running and the head of the queue, in
+    2. Where no place is free for the queue's head, somebody who holds more than their share of the places yields one.
+    3. What is left of the step, in tokens and in time, goes to prompts: those running and the head of the queue, in
        the order of priority, the preempted, the user's counter, arrival. A head that does not fit stops admission, so
        nobody overtakes it; with nothing running it always fits.
     """
@@ -52,6 +54,7 @@ class Scheduler:
         self.clock = clock
         self.out_of_room: list[Sequence] = []  # to be ended: nothing in flight, and no room for more
         self.num_unstarted = 0  # requests of which nothing has run yet
+        self._look_at = 0.0  # when somebody who makes way is looked for again
         self._step_id = 0
         self._plan = StepPlan(self.rows.decoding())
 
@@ -74,6 +77,7 @@ class Scheduler:
         if self._gathers(plan.decodes):
             return None
         self._make_room(plan)
+        self._make_way(plan)
         self._read_prompts(plan)
         if not plan.num_seqs:
             return None
@@ -143,11 +147,31 @@ class Scheduler:
             self._cap(seq)
             return
         victim = min(running, key=lambda s: (-s.priority, self.kv.restore_cost(s), -s.order))
+        self._preempt(victim, plan)
+        victim.num_preemptions += 1
+        self.queue.push_preempted(victim)
+
+    def _make_way(self, plan: StepPlan) -> None:
+        """Take a place from who holds too many for a newcomer who has waited. It takes it in the next step."""
+        rows, now = self.rows, self.clock()
+        head = None if plan.preempted or now < self._look_at else self.queue.head()
+        if head is None or head.num_admissions or now - head.group.arrived < PATIENCE:
+            return
+        if rows.num_free and head.blocked is None:
+            return
+        ending = (rows.tokens >= rows.limit) & rows.active
+        victim = None if ending.any() else who_yields(head, rows.running(), self.kv.restore_cost)
+        if victim is None:
+            self._look_at = now + LOOK_AGAIN
+            return
+        self._preempt(victim, plan)
+        self.queue.push_front(victim)
+        plan.decodes = rows.decoding()
+
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
         self.kv.release(victim)
         victim.account.running -= 1
-        victim.num_preemptions += 1
         victim.blocked = None
-        self.queue.push_preempted(victim)
         self.counters.preemptions += 1
         plan.preempted += 1
 
