@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
 
 from .account import Account
 from .sequence import Sequence
@@ -85,6 +86,10 @@ class Fairness:
 LATE_EVERY = 8
 
 
+#: A user's place among those of one class: the counter, the head's order of arrival, the user.
+_Entry = tuple[float, int, str]
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
     """One user's sequences of one priority, first come, first served.
@@ -96,6 +101,7 @@ class _Line:
     timely: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
     late: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
     overtaken: int = 0  # times in a row that one of the late was passed
+    entry: _Entry | None = None  # its one entry that counts in its class's heap
 
     def __bool__(self) -> bool:
         return bool(self.timely or self.late)
@@ -123,16 +129,38 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class _Class:
-    """The waiting sequences of one priority."""
+    """The waiting sequences of one priority.
+
+    The user with the least counter is found by a heap that is put right where it is looked at: counters only rise, so
+    an entry that has become wrong stands too near the top, never too far from it.
+    """
 
     preempted: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
     users: dict[str, _Line] = field(default_factory=dict)
+    heap: list[_Entry] = field(default_factory=list)
+
+    def place(self, line: _Line, head: Sequence) -> None:
+        """``head`` is the new first of its user's line."""
+        line.entry = (head.account.counter, head.order, head.account.user)
+        heappush(self.heap, line.entry)
 
     def head(self, is_late: Callable[[Sequence], bool] | None) -> Sequence | None:
         if self.preempted:
             return next(iter(self.preempted))
-        heads = (line.head(is_late) for line in self.users.values())
-        return min(heads, key=lambda seq: (seq.account.counter, seq.order), default=None)
+        heap = self.heap
+        while heap:
+            entry = heap[0]
+            line = self.users.get(entry[2])
+            if line is None or line.entry is not entry:
+                heappop(heap)
+                continue
+            seq = line.head(is_late)
+            now = (seq.account.counter, seq.order, entry[2])
+            if now == entry:
+                return seq
+            line.entry = now
+            heapreplace(heap, now)
+        return None
 
 
 class WaitingQueue:
@@ -166,14 +194,18 @@ class WaitingQueue:
     def push(self, seq: Sequence) -> None:
         """At the end of its user's line."""
         self._join(seq, new=True)
-        self._line(seq).timely[seq] = None
+        line = self._line(seq)
+        line.timely[seq] = None
+        if line.entry is None:
+            self._class(seq).place(line, seq)
 
     def push_front(self, seq: Sequence) -> None:
         """At the head of its user's line: a sibling of a request that already runs."""
         self._join(seq, new=False)
-        line = self._line(seq).timely
-        line[seq] = None
-        line.move_to_end(seq, last=False)
+        line = self._line(seq)
+        line.timely[seq] = None
+        line.timely.move_to_end(seq, last=False)
+        self._class(seq).place(line, seq)
 
     def push_preempted(self, seq: Sequence) -> None:
         """Before all others of its class but those preempted before it that arrived earlier."""

@@ -10,11 +10,12 @@ from hypothesis import example, given, settings
 from simulation import Simulation, give_way
 
 from bireme.backends.sim import SimBackend, SimOptions
-from bireme.core.account import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from bireme.core.account import OUTPUT_WEIGHT, PROMPT_WEIGHT, Account
 from bireme.core.config import EngineConfig
 from bireme.core.engine import Engine
-from bireme.core.fairness import MAX_IDLE_ACCOUNTS, Fairness
+from bireme.core.fairness import MAX_IDLE_ACCOUNTS, Fairness, WaitingQueue
 from bireme.core.request import QueueFullError, Request, SamplingParams
+from bireme.core.sequence import Group, Sequence
 
 ROWS, LONGEST = 4, 64
 
@@ -183,6 +184,37 @@ def test_one_that_gave_way_lends_nobody_the_credit_of_its_user() -> None:
     head = sim.engine.scheduler.queue.head()
     assert head is not None and head.request_id == stream, "it still goes first itself"
     sim.finish()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_head_is_that_of_the_least_counter(seed: int) -> None:
+    """Against a plain search, whoever joins, leaves, is charged or is passed by a sibling; and nothing piles up."""
+    rng = random.Random(seed)
+    fairness = Fairness()
+    queue = WaitingQueue(fairness)
+    waiting: list[Sequence] = []
+    for order in range(4000):
+        account = fairness.account(f"u{rng.randrange(30)}")
+        if len(waiting) < 40:
+            seq = waiting_sequence(account, order, rng.choice([0, 0, 1]))
+            (queue.push if rng.random() < 0.8 else queue.push_front)(seq)
+            waiting.append(seq)
+        account.charge(rng.randrange(3))
+        while waiting and rng.random() < 0.45:
+            best = min(seq.priority for seq in waiting)
+            least = min(seq.account.counter for seq in waiting if seq.priority == best)
+            head = queue.head()
+            assert head is not None and (head.priority, head.account.counter) == (best, least)
+            leaving = head if rng.random() < 0.7 else rng.choice(waiting)
+            queue.remove(leaving)
+            waiting.remove(leaving)
+        assert len(queue) == len(waiting) and (queue.head() is None) is (not waiting)
+    assert sum(len(cls.heap) for cls in queue._classes.values()) < 200
+
+
+def waiting_sequence(account: Account, order: int, priority: int) -> Sequence:
+    group = Group(Request(f"r{order}", (5,), params(1)), account)
+    return Sequence(group, f"r{order}", 0, order, 0, 9, frozenset(), [5], account, priority, 1)
 
 
 def test_bad_weights_are_refused() -> None:
