@@ -16,6 +16,8 @@ import httpx
 import psutil
 from api_bodies import wait_for
 
+#: Seconds that a start may take: the first on a machine compiles kernels, beside other tests that do the same.
+START = 240.0
 #: The Python that runs the servers; tests in another environment say where Bireme is installed.
 PYTHON = os.environ.get("BIREME_TEST_PYTHON", sys.executable)
 _HOOKS = Path(__file__).parent / "server"
@@ -33,13 +35,13 @@ class Server:
     def log(self) -> str:
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
-    def wait_listening(self, timeout: float = 60) -> None:
+    def wait_listening(self, timeout: float = START) -> None:
         """Until the address is known; it is printed once the port is bound."""
         found = wait_for(lambda: re.search(r"Listening on (http://\S+);", self.log) or self._died(), timeout)
         assert found and found is not True, self.log
         self.url = found[1]
 
-    def wait_ready(self, timeout: float = 60) -> None:
+    def wait_ready(self, timeout: float = START) -> None:
         assert wait_for(lambda: "Bireme is ready" in self.log or self._died(), timeout), self.log
         assert self.process.poll() is None, self.log
 
