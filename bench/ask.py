@@ -101,9 +101,7 @@ async def ask(client: httpx.AsyncClient, target: Target, prompt: Prompt, due: fl
                     await _read(response, sample)
                 else:
                     sample.failure, sample.reason = f"HTTP {response.status_code}", _words(await response.aread())
-    except TimeoutError:
-        sample.failure = "timeout"
-    except httpx.TimeoutException:
+    except (TimeoutError, httpx.TimeoutException):
         sample.failure = "timeout"
     except httpx.HTTPError as error:
         sample.failure, sample.reason = f"connection ({type(error).__name__})", _line(str(error))

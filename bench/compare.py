@@ -78,3 +78,9 @@ def pair_text(pairs: Sequence[Pair], labels: tuple[str, str]) -> str:
         if any(failed):
             lines.append(f"  FAILED requests: {failed[0]} and {failed[1]}")
     return "\n".join(lines)
+
+
+def middle(levels: Sequence[Level], key: str) -> float | None:
+    """A figure's median over the rounds (the lower of two middle ones)."""
+    known = sorted(value for level in levels if (value := level.as_dict()[key]) is not None)
+    return float(known[(len(known) - 1) // 2]) if known else None

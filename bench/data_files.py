@@ -32,10 +32,7 @@ def read_drawn(spec: DataSpec, source: Source, count: int, before: int) -> Drawn
     found = [session for entry in entries if (session := read(spec, source, entry)) is not None]
     if not found:
         raise ValueError(f"{spec.path} holds no usable request: {_WANTED[spec.kind]}")
-    notes = []
-    if len(found) < len(entries):
-        left_out = len(entries) - len(found)
-        notes.append(f"{spec.path}: {left_out} of {len(entries)} entries are left out: {_WANTED[spec.kind]}")
+    notes = _left_out(spec, len(entries), len(found))
     if before + count > len(found):
         notes.append(
             f"{spec.path} holds {len(found)} usable requests, fewer than are asked: those that come again may be in "
@@ -50,6 +47,12 @@ _WANTED = {
     "jsonl": "wanted is a prompt (text or token ids) or messages",
     "trace": "wanted are timestamp (ms), input_length and output_length",
 }
+
+
+def _left_out(spec: DataSpec, entries: int, usable: int) -> list[str]:
+    """What a reader must know where not all entries can be used."""
+    count = entries - usable
+    return [f"{spec.path}: {count} of {entries} entries are left out: {_WANTED[spec.kind]}"] if count else []
 
 
 def _sharegpt(spec: DataSpec, source: Source, entry: Entry) -> Session | None:
@@ -81,8 +84,7 @@ def _trace(spec: DataSpec, source: Source, entries: list[Entry], count: int) -> 
     timed = [(at, entry) for at, entry in times if at is not None]
     if not timed:
         raise ValueError(f"{spec.path} holds no usable request: {_WANTED['trace']}")
-    left_out = len(entries) - len(timed)
-    notes = (f"{spec.path}: {left_out} of {len(entries)} entries are left out: {_WANTED['trace']}",) if left_out else ()
+    notes = tuple(_left_out(spec, len(entries), len(timed)))
     timed = sorted(timed, key=lambda pair: pair[0])[:count]
     first = timed[0][0]
     sessions = [Session((_traced(spec, source, entry, index),)) for index, (_, entry) in enumerate(timed)]

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from .compare import FIGURES, Pair, pair_text
+from .compare import FIGURES, Pair, middle, pair_text
 from .html import document, measured, table
-from .level import Level
 from .svg import Series, plot
 
 _PLOTTED = ("output_throughput", "request_goodput", "p50_ttft_ms", "p95_ttft_ms", "p50_tpot_ms", "p95_tpot_ms")
@@ -44,13 +43,8 @@ def _plots(pairs: Sequence[Pair], labels: tuple[str, str]) -> list[str]:
     x_title = "requests at once" if pairs[0].ours[0].load.loop == "closed" else "requests a second"
     xs, found = [x for x, _ in placed], []
     for key in _PLOTTED:
-        sides = ([_middle(pair.ours, key) for _, pair in placed], [_middle(pair.theirs, key) for _, pair in placed])
+        sides = ([middle(pair.ours, key) for _, pair in placed], [middle(pair.theirs, key) for _, pair in placed])
         if any(value is not None for side in sides for value in side):
             series = [Series(label, xs, side) for label, side in zip(labels, sides, strict=True)]
             found.append(plot(f"{titles[key]} against load", x_title, titles[key], series))
     return found
-
-
-def _middle(levels: Sequence[Level], key: str) -> float | None:
-    known = sorted(value for level in levels if (value := level.as_dict()[key]) is not None)
-    return float(known[(len(known) - 1) // 2]) if known else None

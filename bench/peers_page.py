@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from .compare import middle
 from .html import document
 from .html import table as level_table
-from .peers_text import Measured, middle
+from .peers_text import Measured
 from .svg import Series, plot
 
 #: (key of a level, title, unit)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .compare import Pair, pair_text
+from .compare import Pair, middle, pair_text
 from .level import Level
 from .machine import line
 
@@ -54,12 +54,6 @@ def paired(measured: Sequence[Measured], ours: str) -> str:
             pairs.append(Pair(f"{phase} prompts, {users} at once", *levels))
         texts.append(pair_text(pairs, (ours, label)))
     return "\n\n".join(texts)
-
-
-def middle(levels: Sequence[Level], key: str) -> float | None:
-    """A figure's median over the rounds (the lower of two middle ones)."""
-    known = sorted(value for level in levels if (value := level.as_dict()[key]) is not None)
-    return float(known[(len(known) - 1) // 2]) if known else None
 
 
 def duration(milliseconds: float | None) -> str:

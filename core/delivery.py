@@ -68,8 +68,8 @@ class Delivery:
             if token in seq.stop_ids or len(tokens) >= seq.limit or seq.constraint is not None or not seq.reported:
                 self._take(seq, token, logprobs.get(i))
             else:  # what nearly every token of nearly every step is
-                scores = (logprobs[i],) if i in logprobs else None
-                outputs.append(SequenceOutput(seq.request_id, seq.index, (token,), scores))
+                own = (logprobs[i],) if i in logprobs else None
+                outputs.append(SequenceOutput(seq.request_id, seq.index, (token,), own))
         self._scheduler.counters.tokens_generated += taken
 
     def take_masks(self, patience: float) -> None:

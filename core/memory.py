@@ -86,8 +86,8 @@ def buffer_bytes(
 
     Four hidden-sized arrays (input, residual, normed, output) live beside the larger of the attention's q, k, v and
     output and the feed-forward's gate, up and product. A token's experts hold that for each of them, with the rows they
-    are given and their results. Logits are float32 and count twice where nothing else is said:
-    the sampler works on a copy.
+    are given and their results. Logits are float32 and count twice where nothing else is said: the sampler works on a
+    copy.
     """
     qkv = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widest = max(qkv, 3 * config.intermediate_size)

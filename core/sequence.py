@@ -69,9 +69,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     entry: NDArray[np.int32] | None = None  # the tokens it had when it entered its row
     constraint: Constraint | None = None  # its grammar
-    waits_for_mask: bool = (
-        False  # its latest token is being followed: what may come next is not known, or not yet taken
-    )
+    waits_for_mask: bool = False  # its grammar has not said yet what may come next, or nobody has taken the answer
     scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt from its second token on
     pooled: NDArray[np.float64] | None = None  # [D], the sum so far of the hidden states that count
     blocked: tuple[int, int] | None = None  # (unreferenced blocks, running) when it last failed to fit

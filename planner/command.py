@@ -52,16 +52,9 @@ def plan(
         shape = typed_shape(layers, kv_heads, head_dim, window, global_every) if model is None else open_shape(model)
         named = find_chip(chip) if chip else None
         memory = f"{named.memory_gb:g}GB" if named and memory is None else memory
+        held = (memory, weights, buffers)
         asked = PlanRequest(
-            concurrency,
-            context,
-            kv_cache_dtype,
-            device,
-            memory,
-            weights,
-            buffers,
-            max_num_batched_tokens,
-            tensor_parallel,
+            concurrency, context, kv_cache_dtype, device, *held, max_num_batched_tokens, tensor_parallel
         )
         found = make_plan(shape, asked)
         rates = speeds(found, named)

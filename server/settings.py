@@ -80,9 +80,8 @@ class ServerSettings:
         check_names(self.tool_parser, self.reasoning_parser)
         for key in self.api_keys:
             if not _KEY.fullmatch(key):
-                what = (
-                    "holds characters that no header can carry" if key.strip() else "is empty: it would open the door"
-                )
+                odd, empty = "holds characters that no header can carry", "is empty: it would open the door"
+                what = odd if key.strip() else empty
                 raise ValueError(f"an api_key {what}; give one of printable ASCII characters, or none at all")
         if not all(name.strip() for name in self.served_model_names):
             raise ValueError("a served_model_name is empty; clients need something to ask for")
