@@ -72,9 +72,9 @@ class Delivery:
                 outputs.append(SequenceOutput(seq.request_id, seq.index, (token,), own))
         self._scheduler.counters.tokens_generated += taken
 
-    def take_masks(self, patience: float) -> None:
+    def take_masks(self, patience: float, *, idle: bool = False) -> None:
         """Go on with the sequences whose grammars have said what may follow; end those they ended."""
-        for seq, outcome in self.masks.take(patience):
+        for seq, outcome in self.masks.take(patience, idle=idle):
             if seq.finish_reason is not None:
                 continue
             if outcome is Outcome.GOES_ON:

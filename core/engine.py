@@ -245,7 +245,7 @@ class Engine:
         if self._in_flight and (built is None or len(self._in_flight) >= self.backend.info.max_in_flight):
             self._collect()
         elif built is None and not self._in_flight:
-            self._delivery.take_masks(_IDLE_PATIENCE)
+            self._delivery.take_masks(_IDLE_PATIENCE, idle=True)
 
     def _collect(self) -> None:
         """Wait for the oldest step and deal its tokens out."""

@@ -35,27 +35,33 @@ class MaskThreads:
         self._done: SimpleQueue[_Done] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self.outstanding = 0  # given and not taken back
+        self._fresh: set[Sequence] = set()  # given since the last ``take``
 
     def follow(self, seq: Sequence, constraint: Constraint, token: int) -> None:
         """Begin to find what may follow ``token``, the latest of ``seq``."""
         if len(self._threads) < min(_MOST_THREADS, os.cpu_count() or 1):
             self._threads.append(start_thread(self._work, "grammar-masks"))
         self.outstanding += 1
+        self._fresh.add(seq)
         seq.waits_for_mask = True  # the engine's to say: a mask that a thread has made but nobody took is not there yet
         self._jobs.put((seq, constraint, token, seq.num_outputs))
 
-    def take(self, patience: float) -> list[_Done]:
-        """What has been found; waits for more of it up to ``patience`` seconds."""
+    def take(self, patience: float, *, idle: bool = False) -> list[_Done]:
+        """What has been found. Waits up to ``patience`` seconds for what was given since the last time; what
+        takes longer comes when it comes, unless there is nothing else to do (``idle``)."""
         found: list[_Done] = []
         until = time.monotonic() + patience
         while self.outstanding:
+            left = until - time.monotonic() if self._fresh or idle else 0.0
             try:
-                seq, outcome = self._done.get(timeout=max(0.0, until - time.monotonic()))
+                seq, outcome = self._done.get(timeout=max(0.0, left))
             except Empty:
                 break
+            self._fresh.discard(seq)
             self.outstanding -= 1
             seq.waits_for_mask = False
             found.append((seq, outcome))
+        self._fresh.clear()
         return found
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import cast
 
 import pytest
 from automaton import Automaton, chain, random_automaton
@@ -11,9 +12,12 @@ from simulation import Simulation, give_way
 
 from bireme.backends.sim import SimOptions
 from bireme.core.config import EngineConfig
+from bireme.core.constraint import Constraint, Outcome
 from bireme.core.grammar import GrammarError, GrammarSpec
+from bireme.core.masks import MaskThreads
 from bireme.core.plan import BuiltStep
 from bireme.core.request import FinishReason, Request, RequestRejectedError, SamplingParams, SequenceOutput
+from bireme.core.sequence import Sequence
 from bireme.core.stats import EngineStats
 
 VOCAB, END = 40, 1
@@ -158,10 +162,34 @@ def test_a_slow_mask_holds_nobody_up(depth: int) -> None:
             break
         sim.step()
     assert sim.records[other, 0].finish is FinishReason.LENGTH
+    while constrained.tokens["gslow", 0] == [5]:  # a step waits for a mask once; then it comes when it comes
+        sim.step()
     assert constrained.tokens["gslow", 0] == [5, 6] and not constrained.last
     gate.set()
     constrained.finish()
     assert constrained.tokens["gslow", 0] == [5, 6, 7, 8]
+
+
+def test_what_is_slow_to_follow_is_waited_for_once() -> None:
+    """Not in every step: its neighbours would pay for it until it is done."""
+    gate = threading.Event()
+
+    class Slow:
+        def follow(self, token: int, made: int) -> Outcome:
+            assert gate.wait(60)
+            return Outcome.GOES_ON
+
+    class Waiting:
+        num_outputs, waits_for_mask = 1, False
+
+    threads, seq = MaskThreads(), Waiting()
+    threads.follow(cast(Sequence, seq), cast(Constraint, Slow()), 5)
+    assert threads.take(0.01) == []
+    assert threads.take(3600.0) == [] and seq.waits_for_mask  # the suite's own limit is shorter
+    gate.set()
+    found = threads.take(60.0, idle=True)
+    assert found == [(seq, Outcome.GOES_ON)] and not seq.waits_for_mask
+    threads.close()
 
 
 def test_an_abort_while_a_mask_is_made_leaves_nothing() -> None:
