@@ -53,6 +53,7 @@ logger = logging.getLogger("bireme.engine")
 
 STATS_EVERY = 0.25  # seconds between statistics while busy
 IDLE_HEARTBEAT = 1.0  # seconds between signs of life while idle
+CHECK_EVERY = 60.0  # seconds, at least, between two looks at the state of all blocks; only while idle
 VIEW_EVERY = 0.5  # seconds between views while somebody watches
 PROGRESS_EVERY = 0.1  # seconds between load reports
 
@@ -74,6 +75,7 @@ class EngineLoop:
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
         self._report = Step()
         self._stats_due = 0.0
+        self._check_due = time.monotonic() + CHECK_EVERY
         self._view_due: float | None = None  # None: nobody watches
         self._stopping = False
         self._unstarted: dict[str, float] = {}  # request -> when it was added
@@ -86,6 +88,8 @@ class EngineLoop:
             if was_busy and not busy:
                 self._stats_due = 0.0
             self._flush()
+            if not busy:
+                self._look_after_blocks()
             idle = IDLE_HEARTBEAT if self._view_due is None else VIEW_EVERY
             self._receive(0 if busy else int(idle * 1000))
             self._queue_settled()
@@ -94,6 +98,12 @@ class EngineLoop:
             if self._engine.has_work():
                 self._step()
             was_busy = busy
+
+    def _look_after_blocks(self) -> None:
+        """Take blocks that a fault of ours left in a wrong state out of use, before somebody's answer comes of them."""
+        if time.monotonic() >= self._check_due:
+            self._engine.check(repair=True)
+            self._check_due = time.monotonic() + CHECK_EVERY
 
     def _step(self) -> None:
         try:
