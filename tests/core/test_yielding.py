@@ -12,7 +12,7 @@ from bireme.core.config import EngineConfig
 from bireme.core.request import SamplingParams
 from bireme.core.yielding import PATIENCE
 
-LONG = SamplingParams(max_tokens=400, temperature=0.0)
+LONG = SamplingParams(max_tokens=150, temperature=0.0)
 SHORT = SamplingParams(max_tokens=4, temperature=0.0)
 
 
@@ -58,7 +58,7 @@ def test_places_are_shared_by_weight_and_then_nobody_moves(weight: float, places
     sim.run(60)
     assert places_of(sim)["late"] == places
     moved = sim.engine.stats().preemptions
-    sim.run(100)
+    sim.run(40)
     assert moved == places == sim.engine.stats().preemptions
     sim.finish()
 
