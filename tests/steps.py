@@ -142,12 +142,19 @@ class LogitTap:
 
     def __init__(self, driver: Driver) -> None:
         backend: Any = driver.backend
+        self._driver = driver
         self.logits: list[np.ndarray] = []  # one [N, V] per sampling step
         self._sampler = backend._sampler
         backend._sampler = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
+
+    def of(self, prompts: Sequence[Sequence[int]], tokens: int, chunk: int = 1 << 30) -> np.ndarray:
+        """[prompt, token, V], of ``prompts`` that are gone on with together; several must be read in as many chunks."""
+        self.logits.clear()
+        self._driver.generate([self._driver.add(ids, row=row) for row, ids in enumerate(prompts)], tokens, chunk)
+        return np.stack(self.logits, axis=1)
 
     def sample(self, logits: Any, rows: Any, positions: Any, *masks: Any) -> Any:
         if hasattr(logits, "detach"):  # torch's

@@ -59,8 +59,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,
             "mlp_only_layers": [1],
-        }
-        | {"norm_topk_prob": True},
+            "norm_topk_prob": True,
+        },
     ),
     "gemma3": ("Gemma3", GEMMA3),
 }

@@ -300,18 +300,8 @@ def test_paired_mode_alternates(tmp_path: Path) -> None:
 
     with serving(good) as fast, serving(slow) as other:
         page, data = tmp_path / "pair.html", tmp_path / "pair.json"
-        given = [
-            "--concurrency",
-            "1,2",
-            "--num-prompts",
-            "3",
-            "--rounds",
-            "2",
-            "--html",
-            str(page),
-            "--json",
-            str(data),
-        ]
+        given = ["--concurrency", "1,2", "--num-prompts", "3", "--rounds", "2"]
+        given += ["--html", str(page), "--json", str(data)]
         result = bench("--url", fast, "--against", other, *given)
     assert result.exit_code == 0, result.output
     html, runs = page.read_text(encoding="utf-8"), json.loads(data.read_text(encoding="utf-8"))["runs"]

@@ -58,7 +58,7 @@ def _level(seconds: float, ttft: float, good: int = 4) -> Level:
     for number in range(4):
         times = [ttft + (seconds - ttft) * i / 15 for i in range(16)]
         failure = None if number < good else "HTTP 503"
-        samples.append(Sample(0, 0, ttft, seconds, seconds, 16, 16, 200, 20, True, failure, times))
+        samples.append(Sample(0, 0, ttft, seconds, seconds, 16, 16, 200, 20, True, failure, times=times))
     return summarise(samples, Load("closed", 4, None))
 
 

@@ -22,7 +22,7 @@ REQUESTS = 3
 
 def sample(start: float, first: float, last: float, tokens: int) -> Sample:
     times = [first + (last - first) * i / (tokens - 1) for i in range(tokens)]
-    return Sample(start, start, first, last, last, tokens, tokens, 10, 0, True, None, times)
+    return Sample(start, start, first, last, last, tokens, tokens, 10, 0, True, times=times)
 
 
 def level(scale: float = 1.0) -> Any:

@@ -19,7 +19,7 @@ TARGET = Target("http://127.0.0.1:9/v1", "model")
 
 def sample(start: float) -> Sample:
     times = [start + 0.1 * (i + 1) for i in range(10)]
-    return Sample(start, start, times[0], times[-1], times[-1], 10, 10, 10, 0, True, None, times)
+    return Sample(start, start, times[0], times[-1], times[-1], 10, 10, 10, 0, True, times=times)
 
 
 def aiperf_report(count: float = 2) -> dict[str, Any]:

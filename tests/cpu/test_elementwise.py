@@ -123,27 +123,33 @@ def test_rope_and_store(random, rows, dim, rotary, norm):
     assert torch.equal(ops.kv.values[0].nan_to_num(-1), reference.kv.values[0].nan_to_num(-1))
 
 
+def stored(ops, reference, qkv, random):
+    """What lies where ``qkv`` was stored, by ``ops`` and by the reference, and elsewhere. Queries come out alike."""
+    rows = len(qkv)
+    slots = torch.randperm(640, generator=random)[:rows]
+    batch = step(np.arange(rows) * 2, [0, rows], [rows], np.zeros((1, 1)), slots.numpy())
+    torch_step = TorchStep.build(batch, torch.zeros(1, dtype=torch.int64), 16)
+    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=None, k_norm=None, rope=0)
+    close(ops.rope_and_store(qkv, layer, torch_step), reference.rope_and_store(qkv, layer, torch_step), 4e-6)
+    untouched = torch.ones(640, dtype=torch.bool)
+    untouched[slots] = False
+    own, others = ([pool.flatten(0, 1) for pool in each.kv.arrays] for each in (ops, reference))
+    return [pool[slots] for pool in own], [pool[slots] for pool in others], [pool[untouched] for pool in own]
+
+
 @pytest.mark.parametrize("dim, rotary", [(64, None), (80, 32), (20, None), (256, None)])
 @pytest.mark.parametrize("rows", [1, 3, 200])
 def test_rope_and_store_float16(random, rows, dim, rotary):
     """Each value is rounded once, as torch rounds: ties to even, subnormals kept, infinity where it is too large."""
     ops, reference = make(dim=dim, rotary=rotary, dtype=torch.float16)
-    slots = torch.randperm(640, generator=random)[:rows].numpy()
-    batch = step(np.arange(rows) * 2, [0, rows], [rows], np.zeros((1, 1)), slots)
-    torch_step = TorchStep.build(batch, torch.zeros(1, dtype=torch.int64), 16)
-    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=None, k_norm=None, rope=0)
     qkv = torch.randn(rows, 15 * dim, generator=random)
     odd = [0.0, -0.0, 1 + 2**-11, 1 + 3 * 2**-11, 2**-24, 1.5 * 2**-24, 2**-25, 65519.0, -65520.0, 1e9, torch.nan]
     qkv.view(rows, 15, dim)[0, 13, : len(odd)] = torch.tensor(odd)
-    close(ops.rope_and_store(qkv, layer, torch_step), reference.rope_and_store(qkv, layer, torch_step), 4e-6)
-    written = torch.from_numpy(slots)
-    found, wanted = ([pool.flatten(0, 1)[written] for pool in each.kv.arrays] for each in (ops, reference))
+    found, wanted, untouched = stored(ops, reference, qkv, random)
     close(found[0], wanted[0], 2**-10)  # a rotation's last bit may move a value over a border
     assert ((found[0] != wanted[0]).double().mean() < 0.01) and torch.equal(found[1].isnan(), wanted[1].isnan())
     assert torch.equal(found[1].view(torch.int16)[~wanted[1].isnan()], wanted[1].view(torch.int16)[~wanted[1].isnan()])
-    untouched = torch.ones(640, dtype=torch.bool)
-    untouched[written] = False
-    assert all(pool.flatten(0, 1)[untouched].isnan().all() for pool in ops.kv.arrays)
+    assert all(pool.isnan().all() for pool in untouched)
 
 
 @pytest.mark.parametrize("dim, rotary", [(64, None), (80, 32), (20, None), (256, None)])
@@ -151,26 +157,18 @@ def test_rope_and_store_float16(random, rows, dim, rotary):
 def test_rope_and_store_int8(random, rows, dim, rotary):
     """A rotation's last bit may move a code by one; values are not rotated and must be the reference's own."""
     ops, reference = make(dim=dim, rotary=rotary, dtype=torch.int8)
-    slots = torch.randperm(640, generator=random)[:rows].numpy()
-    batch = step(np.arange(rows) * 2, [0, rows], [rows], np.zeros((1, 1)), slots)
-    torch_step = TorchStep.build(batch, torch.zeros(1, dtype=torch.int64), 16)
-    layer = SimpleNamespace(index=0, eps=1e-5, q_norm=None, k_norm=None, rope=0)
     qkv = torch.randn(rows, 15 * dim, generator=random)
     value = qkv.view(rows, 15, dim)[:, 12:]
     value[0, 0], value[-1, 1] = 0.0, 1e-42
     value[rows // 2, 2, 3] = torch.inf
-    close(ops.rope_and_store(qkv, layer, torch_step), reference.rope_and_store(qkv, layer, torch_step), 4e-6)
-    written = torch.from_numpy(slots)
-    found, wanted = ([pool.flatten(0, 1)[written] for pool in each.kv.arrays] for each in (ops, reference))
+    found, wanted, untouched = stored(ops, reference, qkv, random)
     assert (found[0].int() - wanted[0].int()).abs().max() <= 1
     assert found[0].abs().amax() == 127
     close(found[2], wanted[2])
     finite = wanted[3].isfinite()
     assert torch.equal(found[1][finite], wanted[1][finite])
     assert torch.equal(found[3].nan_to_num(-1), wanted[3].nan_to_num(-1)) and found[3].isnan().sum() == 1
-    untouched = torch.ones(640, dtype=torch.bool)
-    untouched[written] = False
-    assert all(scales.flatten(0, 1)[untouched].isnan().all() for scales in ops.kv.arrays[2:])
+    assert all(scales.isnan().all() for scales in untouched[2:])
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 4e-6), (torch.float16, 2e-3), (torch.int8, 2e-2)])

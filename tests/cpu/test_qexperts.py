@@ -160,18 +160,10 @@ def fast(request, tiny) -> Driver:
 def test_a_model_gives_the_same_bits_in_any_batch_and_cut(fast):
     tap, prompt = LogitTap(fast), ids(70)
     parts = [prompt[:40], prompt[5:17], prompt[20:23], prompt[1:60]]
-    alone = []
-    for part in parts:
-        fast.generate([fast.add(part)], 6)
-        alone.append(np.concatenate(tap.logits))
-        tap.logits.clear()
-    fast.generate([fast.add(part, row=row) for row, part in enumerate(parts)], 6)
-    for found, wanted in zip(np.stack(tap.logits, axis=1), alone, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    alone = [tap.of([part], 6)[0] for part in parts]
+    np.testing.assert_array_equal(tap.of(parts, 6), alone)
     for chunk in (1, 7, 16, 33):
-        tap.logits.clear()
-        fast.generate([fast.add(parts[3])], 6, chunk)
-        np.testing.assert_array_equal(np.concatenate(tap.logits), alone[3])
+        np.testing.assert_array_equal(tap.of([parts[3]], 6, chunk)[0], alone[3])
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

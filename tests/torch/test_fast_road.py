@@ -107,16 +107,8 @@ def test_a_row_is_the_same_bit_for_bit_in_any_batch(request, kind, prompt):
     fast = request.getfixturevalue(kind)
     tap = LogitTap(fast)
     parts = [prompt[:40], prompt[5:17], prompt[20:23], prompt[1:60]]
-    alone = []
-    for part in parts:
-        fast.generate([fast.add(part)], 6)
-        alone.append(np.concatenate(tap.logits))
-        tap.logits.clear()
-    tracks = [fast.add(part, row=row) for row, part in enumerate(parts)]
-    fast.generate(tracks, 6)
-    together = np.stack(tap.logits, axis=1)
-    for found, wanted in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    alone = [tap.of([part], 6)[0] for part in parts]
+    np.testing.assert_array_equal(tap.of(parts, 6), alone)
 
 
 @pytest.mark.parametrize("kind", ["fast", "fast_int8"])
@@ -124,13 +116,9 @@ def test_a_row_is_the_same_bit_for_bit_however_its_prompt_is_cut(request, kind, 
     """So a prompt that the cache holds in part gives what it gives when it is read anew."""
     fast = request.getfixturevalue(kind)
     tap = LogitTap(fast)
-    seen = []
-    for chunk in (len(prompt), 1, 7, 16, 33):
-        fast.generate([fast.add(prompt)], 4, chunk)
-        seen.append(np.concatenate(tap.logits))
-        tap.logits.clear()
-    for found in seen[1:]:
-        np.testing.assert_array_equal(found, seen[0])
+    whole = tap.of([prompt], 4)
+    for chunk in (1, 7, 16, 33):
+        np.testing.assert_array_equal(tap.of([prompt], 4, chunk), whole)
 
 
 def test_the_head_is_held_once(fast, demo_model):

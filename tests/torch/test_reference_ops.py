@@ -27,19 +27,8 @@ def config(heads: int = 6, kv_heads: int = 2, head_dim: int = 8, rotary: int | N
 
 
 def layer(window: int | None = None, **extra) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{
-            "index": 0,
-            "window": window,
-            "scale": 0.3,
-            "eps": 1e-5,
-            "q_norm": None,
-            "k_norm": None,
-            "sinks": None,
-            "rope": 0,
-        },
-        **extra,
-    )
+    norms = {"eps": 1e-5, "q_norm": None, "k_norm": None}
+    return SimpleNamespace(index=0, window=window, scale=0.3, sinks=None, rope=0, **norms, **extra)
 
 
 def batch(work: list[tuple[int, int]], blocks: np.ndarray) -> StepBatch:
