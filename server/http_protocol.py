@@ -69,8 +69,9 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._reading = False
         super().on_headers_complete()
-        if self.cycle is not None and self.scope["http_version"] == "1.0":
-            self.cycle.send = _ended_by_closing(self.cycle)  # type: ignore[method-assign]
+        cycle: Any = self.cycle
+        if cycle is not None and self.scope["http_version"] == "1.0":
+            cycle.send = _ended_by_closing(cycle)
 
     def send_400_response(self, msg: str) -> None:
         if not self._too_large:
