@@ -10,12 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from llguidance import LLTokenizer
-
 from ..core.grammar import Grammar, GrammarError, GrammarSpec
 from ..core.masks import start_thread
 from ..models.tokenizer import Tokenizer
-from .library import LibraryGrammar, open_tokens
+from .library import LibraryGrammar, Tokens, open_tokens
 from .trial import Trials
 from .vocabulary import TokenTable
 
@@ -46,7 +44,7 @@ class GrammarCompiler:
         """
         self._read = read
         self._ends = ends
-        self._vocabulary: Future[tuple[TokenTable, LLTokenizer]] = Future()
+        self._vocabulary: Future[tuple[TokenTable, Tokens]] = Future()
         self._opening = threading.Lock()
         self._timeout = timeout
         self._kept = kept
@@ -111,7 +109,7 @@ class GrammarCompiler:
         self._trials.append(trials)
         self._threads.append(start_thread(lambda: self._work(trials), "grammar-compiler"))
 
-    def _open(self) -> tuple[TokenTable, LLTokenizer]:
+    def _open(self) -> tuple[TokenTable, Tokens]:
         """The vocabulary, opened by whoever needs it first. Raises ``GrammarError``, each time for the same reason."""
         with self._opening:
             if not self._vocabulary.done():
@@ -142,7 +140,7 @@ class GrammarCompiler:
         trials.close()
 
 
-def _opened(tokenizer: Tokenizer, ends: frozenset[int]) -> tuple[TokenTable, LLTokenizer]:
+def _opened(tokenizer: Tokenizer, ends: frozenset[int]) -> tuple[TokenTable, Tokens]:
     def encode(data: bytes) -> list[int]:
         return tokenizer.encode(data.decode("utf-8", "replace"), add_special_tokens=False, parse_special=False)
 

@@ -22,6 +22,8 @@ from .vocabulary import TokenTable
 _MAX_REASON = 400
 
 Encode = Callable[[bytes], list[int]]
+#: A vocabulary in the library's form.
+Tokens = LLTokenizer
 
 
 def limits() -> LLParserLimits:
@@ -29,7 +31,7 @@ def limits() -> LLParserLimits:
     return LLParserLimits(max_items_in_row=20_000, step_max_items=100_000, verbose_errors=False)
 
 
-def open_tokens(table: TokenTable, encode: Encode | None = None) -> LLTokenizer:
+def open_tokens(table: TokenTable, encode: Encode | None = None) -> Tokens:
     """The library's form of a vocabulary. Takes 0.1 s for 50,000 tokens and holds the GIL: a thing for the start.
 
     ``encode`` writes text as the model would, so that a text the grammar leaves no choice about comes in the usual
@@ -114,7 +116,7 @@ _WRITERS: dict[str, Callable[[str], str]] = {
 class LibraryGrammar:
     """A ``Grammar``: a matcher at the start, to be copied, and its first mask."""
 
-    def __init__(self, tokens: LLTokenizer, text: str) -> None:
+    def __init__(self, tokens: Tokens, text: str) -> None:
         """Raises ``GrammarError`` with the library's reason. Releases the GIL for most of its time."""
         self._start = LLMatcher(tokens, text, log_level=0, limits=limits())
         _check(self._start)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from published import QWEN3_8B
 from typer.testing import CliRunner
 
 from bireme.bench.arrivals import schedule
@@ -27,18 +28,6 @@ from bireme.server.cli import app
 
 CONFIG = EngineConfig(max_num_seqs=8, max_queue=10_000)
 IDS = IdSource(50_000)
-QWEN3_8B = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 36,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": False,
-}
 
 
 def machine(base: float = 0.01, per_token: float = 1e-4, pool: int = 1 << 16) -> Machine:

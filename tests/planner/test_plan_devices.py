@@ -105,21 +105,28 @@ def test_the_plan_is_what_each_backend_allocates(
         checkpoint.close()
 
 
-def test_the_plan_is_what_the_cuda_loader_holds(demo_model: Path) -> None:
-    """E12, by the loader that a GPU's weights go through, its tensors kept in main memory."""
+def check_cuda_loader(path: Path, concurrency: int, context: int) -> None:
+    """Holds a plan to the loader that a GPU's weights go through, its tensors kept in main memory."""
     torch = pytest.importorskip("torch", reason="needs torch")
+    pytest.importorskip("triton", reason="needs Triton's kernels")
     from bireme.backends.cuda.memory import expected_use
     from bireme.backends.cuda.quantized import PlanarLoader
     from bireme.models.decoder import Decoder
 
-    shape, checkpoint = open_shape(str(demo_model)), open_checkpoint(demo_model)
+    shape, checkpoint = open_shape(str(path)), open_checkpoint(path)
     loader = PlanarLoader(checkpoint, torch.bfloat16, torch.device("cpu"))
     Decoder(checkpoint.config, loader)
-    plan = make_plan(shape, PlanRequest(concurrency=64, context=4096, device="cuda"))
+    plan = make_plan(shape, PlanRequest(concurrency=concurrency, context=context, device="cuda"))
     assert plan.weight_bytes == pytest.approx(loader.nbytes, rel=0.05)
-    use = expected_use(checkpoint, EngineConfig(max_num_seqs=64, max_num_batched_tokens=2048), 2, quantized=True)
-    assert plan.buffer_bytes == use.work
+    engine = EngineConfig(max_num_seqs=concurrency, max_num_batched_tokens=2048)
+    use = expected_use(checkpoint, engine, 2, quantized=True)
+    assert use.weights == pytest.approx(loader.nbytes, rel=0.05) and plan.buffer_bytes == use.work
     checkpoint.close()
+
+
+def test_the_plan_is_what_the_cuda_loader_holds(demo_model: Path) -> None:
+    """E12"""
+    check_cuda_loader(demo_model, concurrency=64, context=4096)
 
 
 def test_the_plan_is_what_the_mlx_loader_holds(demo_model: Path) -> None:
@@ -188,21 +195,7 @@ def test_the_plan_of_experts_is_what_each_backend_allocates(
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
 def test_the_plan_of_experts_is_what_the_cuda_loader_holds(kind: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="needs torch")
-    pytest.importorskip("triton", reason="needs Triton's kernels")
-    from bireme.backends.cuda.memory import expected_use
-    from bireme.backends.cuda.quantized import PlanarLoader
-    from bireme.models.decoder import Decoder
-
-    path = write_zeros(tmp_path / "moe.gguf", kind)
-    shape, checkpoint = open_shape(str(path)), open_checkpoint(path)
-    loader = PlanarLoader(checkpoint, torch.bfloat16, torch.device("cpu"))
-    Decoder(checkpoint.config, loader)
-    plan = make_plan(shape, PlanRequest(concurrency=8, context=512, device="cuda"))
-    assert plan.weight_bytes == pytest.approx(loader.nbytes, rel=0.05)
-    use = expected_use(checkpoint, EngineConfig(max_num_seqs=8, max_num_batched_tokens=2048), 2, quantized=True)
-    assert use.weights == pytest.approx(loader.nbytes, rel=0.05) and plan.buffer_bytes == use.work
-    checkpoint.close()
+    check_cuda_loader(write_zeros(tmp_path / "moe.gguf", kind), concurrency=8, context=512)
 
 
 def test_experts_in_blocks_of_gguf_take_nine_bits_on_mlx() -> None:

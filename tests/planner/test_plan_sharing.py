@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from published import QWEN3_8B
 from typer.testing import CliRunner
 
 from bireme.backends.cuda.tensor_parallel.checkpoint import RankCheckpoint
@@ -20,19 +21,6 @@ from bireme.planner.request import PlanRequest, make_plan
 from bireme.planner.roofline import SUM_SECONDS, Roofline
 from bireme.planner.tensor_parallel import share_of
 from bireme.server.cli import app
-
-QWEN3_8B = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 36,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": False,
-}
 
 
 @pytest.mark.parametrize("size", [3, 9])
