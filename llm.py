@@ -4,48 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .batch import Batch, CompletionOutput, Job, RequestOutput
 from .core.pooling import unit_vector
-from .core.request import FinishReason, QueueFullError, Request, SamplingParams, SequenceOutput, TokenLogprob
+from .core.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from .core.grammar import Grammar
-    from .core.output import SequenceText
     from .grammar.compiler import GrammarCompiler
     from .models.text import TextModel
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One of a request's ``n`` answers."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # the end token included
-    logprobs: list[TokenLogprob] | None = None  # one per token, where asked
-    finish_reason: FinishReason | None = None
-    stop: str | None = None  # the stop string that ended it
-    error: str | None = None  # with FinishReason.ERROR
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A prompt and its answers."""
-
-    prompt: str | None  # None where ids were given
-    prompt_ids: tuple[int, ...]
-    outputs: list[CompletionOutput]
-    cached_tokens: int = 0  # prompt tokens taken from the prefix cache
 
 
 class LLM:
@@ -149,7 +126,7 @@ class LLM:
         params = SamplingParams(max_tokens=1, temperature=0.0, pooling=pooling)
         pairs = [(None, self._text.prompt_ids(one)) for one in _prompts(texts)]
         jobs = self._finished(pairs, [params] * len(pairs), (), False, "embed", progress)
-        return [unit_vector(_pooled(job), dimensions) for job in jobs]
+        return [unit_vector(job.embedding(), dimensions) for job in jobs]
 
     def close(self) -> None:
         """Free what the device and the files hold. Safe to call twice."""
@@ -186,10 +163,10 @@ class LLM:
         include_stop: bool,
         title: str,
         progress: bool,
-    ) -> list[_Job]:
+    ) -> list[Job]:
         """All ``prompts`` run to their end, in their order."""
         jobs = [
-            _Job(
+            Job(
                 Request(f"llm-{next(self._numbers)}", ids, one, arrival_time=self._engine.clock()),
                 RequestOutput(text, ids, [CompletionOutput(index) for index in range(one.n)]),
                 [self._text.output(stops, include_stop) for _ in range(one.n)],
@@ -198,7 +175,7 @@ class LLM:
             for (text, ids), one in zip(prompts, each, strict=True)
         ]
         with _bar(title, progress, "requests") as report:
-            _Batch(self._engine, jobs).run(report)
+            Batch(self._engine, jobs).run(report)
         return jobs
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
@@ -224,80 +201,10 @@ class LLM:
         return params
 
 
-@dataclass(slots=True)
-class _Job:
-    """A request, and its answers as they come."""
-
-    request: Request
-    result: RequestOutput
-    texts: list[SequenceText]
-    grammar: Grammar | None = None
-    pooled: bytes | None = None  # where an embedding is wanted
-
-    @property
-    def done(self) -> bool:
-        return all(text.finish_reason is not None for text in self.texts)
-
-
-class _Batch:
-    """Drives the engine until all jobs are done; whatever goes wrong, nothing of them stays behind in it."""
-
-    def __init__(self, engine: Any, jobs: Sequence[_Job]) -> None:
-        self._engine = engine
-        self._jobs = {job.request.request_id: job for job in jobs}
-        self._waiting = list(reversed(jobs))
-        self._done = 0
-
-    def run(self, report: Any) -> None:
-        try:
-            while self._done < len(self._jobs):
-                self._add_waiting()
-                for output in self._engine.step():
-                    self._take(output)
-                report(self._done, len(self._jobs))
-        except BaseException:
-            for request_id in self._jobs:
-                self._engine.abort(request_id)
-            raise
-
-    def _add_waiting(self) -> None:
-        """As many as the engine's queue takes; the others when it has room again."""
-        while self._waiting:
-            try:
-                self._engine.add(self._waiting[-1].request, self._waiting[-1].grammar)
-            except QueueFullError:
-                return
-            self._waiting.pop()
-
-    def _take(self, output: SequenceOutput) -> None:
-        job = self._jobs.get(output.request_id)
-        if job is None or job.texts[output.index].finish_reason is not None:
-            return
-        delta = job.texts[output.index].feed(output)
-        answer = job.result.outputs[output.index]
-        answer.text += delta.text
-        answer.token_ids.extend(delta.token_ids)
-        if delta.logprobs is not None:
-            answer.logprobs = answer.logprobs or []
-            answer.logprobs.extend(delta.logprobs)
-        answer.finish_reason, answer.stop, answer.error = delta.finish_reason, delta.stop, delta.error
-        job.pooled = output.embedding or job.pooled
-        job.result.cached_tokens = max(job.result.cached_tokens, output.cached_tokens or 0)
-        if delta.abort and output.finish_reason is None:
-            self._engine.abort(output.request_id, output.index)
-        self._done += job.done
-
-
 def default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
     """The sampling a model's own files ask for; what they leave out is ``SamplingParams``' default."""
     known = {one.name for one in fields(SamplingParams)} - {"stop_token_ids", "logit_bias", "seed", "n"}
     return SamplingParams(**{name: value for name, value in generation_defaults.items() if name in known})
-
-
-def _pooled(job: _Job) -> bytes:
-    if job.pooled is None:
-        raise RuntimeError(f"no embedding came of {job.request.request_id}: {job.result.outputs[0].error}")
-    return job.pooled
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
