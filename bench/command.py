@@ -9,6 +9,7 @@ import typer
 
 from ..core.config import EngineConfig
 from ..server import options
+from ..server.commands.fail import fail
 
 ENGINE = EngineConfig()
 
@@ -161,8 +162,7 @@ def _or_fail(call: Any, options: dict[str, Any]) -> None:
     try:
         code = call(options)
     except (ValueError, OSError) as error:
-        typer.echo(f"bireme: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None
+        fail(error)
     raise typer.Exit(code)
 
 

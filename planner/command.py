@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..server.commands.fail import fail
+
 
 def _given(text: str, **limits: Any) -> Any:
     return typer.Option(help=text, rich_help_panel="Instead of a model", **limits)
@@ -59,8 +61,7 @@ def plan(
         found = make_plan(shape, asked)
         rates = speeds(found, named)
     except (ValueError, OSError) as error:
-        typer.echo(f"bireme: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from None
+        fail(error)
     if not as_json:
         typer.echo(render(found, named))
         return

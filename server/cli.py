@@ -65,7 +65,7 @@ def serve(
         settings = given.to_settings(model)
         listener = bind(settings.host, settings.port)
     except (ValueError, OSError) as error:
-        fail(str(error))
+        fail(error)
     from .run import serve as run_server
 
     if failure := run_server(settings, listener):

@@ -20,6 +20,10 @@ from .parsers.tools import Tools
 MAX_CALLS = 32
 NAME, ARGUMENTS = "{name}", "{arguments}"
 _PLACES = re.compile(r"(\{name\}|\{arguments\})")
+#: A comment before a call's rules, with the tool's name as JSON behind it.
+_OF_TOOL = "// tool "
+#: How the compiler speaks of a place in a grammar: line and column, and behind the reason the lines around it.
+_AT_LINE = re.compile(r"at (?P<line>\d+)\(\d+\): failed to compile JSON schema: (?P<reason>.+?)(?: \d+ \| .*)?$")
 Schema = Mapping[str, Any]
 
 
@@ -140,7 +144,22 @@ def _call(rule: str, name: str, schema: Schema, shape: CallShape, control_id: Co
             rules += shape.arguments(f"{rule}_arguments", schema, control_id)
         else:
             parts.append(json_value(schema))
-    return f"{rule}: {' '.join(part for part in parts if part)}\n{rules}"
+    return f"{_OF_TOOL}{json.dumps(name)}\n{rule}: {' '.join(part for part in parts if part)}\n{rules}"
+
+
+def blamed(spec: GrammarSpec, reason: str) -> str | None:
+    """``reason``, which the compiler gave for a grammar of calls, said of the tool whose schema is at fault, without
+    the grammar, which nobody who sent that tool knows. None: it speaks of no tool's schema."""
+    found = _AT_LINE.match(reason)
+    if found is None:
+        return None
+    for grammar in (spec.text, spec.instead):
+        lines = grammar.split("\n")[: int(found["line"])]
+        if lines and "%json" in lines[-1]:
+            name = next((line for line in reversed(lines) if line.startswith(_OF_TOOL)), None)
+            if name is not None:
+                return f"the parameters of the tool {name.removeprefix(_OF_TOOL)}: {found['reason']}"
+    return None
 
 
 def thought(opening: str, closing: str, control_id: ControlIds, *, opened: bool) -> str:

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from ..core.grammar import Grammar, GrammarError
 from ..core.request import Request
 from ..grammar.compiler import Compiled, GrammarCompiler
+from .forced_calls import blamed
+
+_MEND_FORCED = "Change it, or leave the choice to the model (tool_choice 'auto'): such calls are held to no schema."
+_MEND = "Change it, or leave out one of the two, that tool or the form of the answer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +89,9 @@ def _settled(request: Request, future: Compiled) -> Settled:
     try:
         return Settled(request, future.result(timeout=0))
     except GrammarError as error:
-        assert request.params.grammar is not None
-        return Settled(request, None, f"{request.params.grammar.field} can't be kept to: {error}")
+        spec = request.params.grammar
+        assert spec is not None
+        if (tool := blamed(spec, str(error))) is None:
+            return Settled(request, None, f"{spec.field} can't be kept to: {error}")
+        mend = _MEND if spec.instead else _MEND_FORCED
+        return Settled(request, None, f"{spec.field} can't be kept to with {tool}. {mend}")

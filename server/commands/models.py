@@ -38,7 +38,7 @@ def listing(
     try:
         rows = [_row(model) for model in stored_models(folder or ())]
     except ValueError as error:
-        fail(str(error))
+        fail(error)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif not rows:
@@ -60,7 +60,7 @@ def remove(
     found = [model for model in stored_models() if model.name == name]
     if not found:
         known = ", ".join(model.name for model in stored_models()) or "nothing"
-        fail(f"no cache holds a model {name!r}; there is {known}")
+        fail(ValueError(f"no cache holds a model {name!r}; there is {known}"))
     for model in found:
         if not yes and not typer.confirm(f"Delete {name}, {size_text(model.nbytes)}, from {model.path}?"):
             raise typer.Exit(1)

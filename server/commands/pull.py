@@ -32,7 +32,7 @@ def pull(
     try:
         facts = facts_of(resolve_model(model))
     except (ValueError, OSError) as error:
-        fail(str(error))
+        fail(error)
     except KeyboardInterrupt:
         typer.echo("\nStopped. The same command goes on where this one was.", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -57,12 +57,14 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/version")
+@router.head("/version", include_in_schema=False)
 async def version() -> dict[str, str]:
     """The server's version."""
     return {"version": __version__}
 
 
 @router.get("/server_info")
+@router.head("/server_info", include_in_schema=False)
 async def server_info(http: Request) -> dict[str, Any]:
     """What is really in effect: the engine's own settings object and what its backend says of itself."""
     state = state_of(http)

@@ -16,6 +16,7 @@ router = APIRouter()
 
 
 @router.get("/v1/models")
+@router.head("/v1/models", include_in_schema=False)
 async def list_models(http: Request) -> dict[str, Any]:
     """The served names. 503 while the model loads: whoever lists models sends a request next."""
     state = state_of(http)
@@ -26,6 +27,7 @@ async def list_models(http: Request) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{name:path}")
+@router.head("/v1/models/{name:path}", include_in_schema=False)
 async def get_model(http: Request, name: str) -> dict[str, Any]:
     """One model, by any accepted name."""
     state = state_of(http)

@@ -34,6 +34,7 @@ async def web_file(http: Request, path: str) -> Response:
 
 
 @router.get("/dashboard")
+@router.head("/dashboard")
 async def dashboard() -> Response:
     """A short way to the dashboard."""
     return RedirectResponse("./#dashboard")

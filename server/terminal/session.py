@@ -68,9 +68,12 @@ class Session:
 
     def load(self, path: Path) -> None:
         """Go on with a saved chat, with the model of now. Raises ``OSError``, and ``ValueError`` for another file."""
-        kept = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        try:
+            kept = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path} is no saved chat: it is no JSON; /save writes one") from None
         if not isinstance(kept, dict) or not isinstance(kept.get("messages"), list):
-            raise ValueError(f"{path} is no saved chat: it has no list 'messages'")
+            raise ValueError(f"{path} is no saved chat: it has no list 'messages'; /save writes one")
         for message in kept["messages"]:
             if not (isinstance(message, dict) and message.get("role") in _ROLES and _texts(message)):
                 raise ValueError(f"{path} is no saved chat: {message!r} is no message of a user or an assistant")

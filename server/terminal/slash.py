@@ -111,5 +111,7 @@ def run_command(chat: Chat, line: str) -> str:
         return f"There is no /{name}; /help lists what there is."
     try:
         return command(chat, text.strip())
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         return str(error)
+    except OSError as error:
+        return f"/{name} can't use {error.filename or text.strip()}: {error.strerror or error}. Name another file."

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..commands.fail import fail
 from .store import NO_USERS, DayUsage, Entry, UserError, UserStore, default_path
 from .user import LIMITS, User
 
@@ -147,8 +147,7 @@ def _store(path: Path | None, *, create: bool = False) -> Iterator[UserStore]:
         finally:
             store.close()
     except (ValueError, sqlite3.Error) as error:
-        typer.echo(f"bireme: {error}", err=True)
-        sys.exit(1)
+        fail(error)
 
 
 def _show_key(key: str, said: str) -> None:

@@ -177,7 +177,7 @@ class UserStore:
         if self._made_by() > _VERSION:
             raise UserError(
                 f"{self.path} was made by a newer Bireme (version {self._made_by()} of the file; this one reads "
-                f"{_VERSION})"
+                f"{_VERSION}); update this one, or name another file with --users-db"
             )
 
     def _made_by(self) -> int:

@@ -284,7 +284,7 @@ def test_text_shows_the_bar_the_levers_and_the_speed(demo_model: Path) -> None:
 )
 def test_bad_input_is_named(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["plan", *arguments])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert message in result.stderr
 
 

@@ -83,7 +83,7 @@ def test_typed_shapes_are_shared_too() -> None:
     assert (found["weight_bytes"], found["buffer_bytes"]) == (1_250_000_000, 1_000_000_000)
     assert found["kv_bytes_per_token"] == 36 * 1024
     result = run(*TYPED, "--tensor-parallel", "3")
-    assert result.exit_code == 1 and "8 key-value heads can neither be shared nor repeated" in result.stderr
+    assert result.exit_code == 2 and "8 key-value heads can neither be shared nor repeated" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_cannot_be_shared_is_named(arguments: list[str], message: str, tmp_
     config = tmp_path / "config.json"
     config.write_text(json.dumps(QWEN3_8B), encoding="utf-8")
     result = run(str(config), *arguments)
-    assert result.exit_code == 1 and message in result.stderr
+    assert result.exit_code == 2 and message in result.stderr
 
 
 def test_weights_that_nobody_named_are_said_to_be_missing() -> None:
@@ -119,5 +119,5 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     result = run("nobody/nothing")
-    assert result.exit_code == 1 and "the Hub can't be reached" in result.stderr
+    assert result.exit_code == 2 and "the Hub can't be reached" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -23,8 +23,8 @@ ALLOWED = {
     "backends": {"backends", "core", "models"},
     # A plan asks the backends' own arithmetic, which needs none of their libraries.
     "planner": {
-        *("planner", "core", "models", "server.sizes", "backends.mlx.work", "backends.cuda.memory"),
-        "backends.cuda.tensor_parallel.shares",
+        *("planner", "core", "models", "backends.mlx.work", "backends.cuda.memory"),
+        *("backends.cuda.tensor_parallel.shares", "server.sizes", "server.commands.fail"),
     },
     # The command line names every command, wherever it lives.
     "server": {"server", "grammar", "core", "models", "backends", "planner", "bench.command"},

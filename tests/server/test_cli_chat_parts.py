@@ -123,6 +123,22 @@ def test_other_files_are_no_chats(tmp_path: Path, text: str) -> None:
     assert session.system == "kept"
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("/load {}/nowhere.json", "No such file"),
+        ("/save {}/nowhere/x.json", "No such file"),
+        ("/load {}", "directory"),
+        ("/save {}", "directory"),
+        ("/load {}/bytes", "no saved chat"),
+    ],
+)
+def test_files_that_do_not_serve_are_named_with_the_reason(tmp_path: Path, line: str, reason: str) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    told = run_command(Chat(Session("m"), Answer(), ""), line.format(tmp_path))
+    assert str(tmp_path) in told and reason in told and "Errno" not in told and "codec" not in told
+
+
 def test_commands(tmp_path: Path) -> None:
     chat = Chat(Session("m"), Answer(), "m at http://x")
     assert run_command(chat, "/system Be brief.") == "system: Be brief."
@@ -137,7 +153,7 @@ def test_commands(tmp_path: Path) -> None:
     run_command(chat, "/clear")
     assert chat.session.messages == []
     assert "1 messages" in run_command(chat, f"/load {tmp_path}/c.json")
-    assert "No such file" in run_command(chat, "/load nowhere") and "name a file" in run_command(chat, "/save")
+    assert "name a file" in run_command(chat, "/save")
     assert run_command(chat, "/stats") == "m at http://x\nno answer yet"
     assert "/help lists" in run_command(chat, "/nope")
     assert all(f"/{name}" in run_command(chat, "/help") for name in COMMANDS)

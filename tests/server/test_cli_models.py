@@ -58,8 +58,8 @@ def test_pull_fetches_checks_and_says_what_it_is() -> None:
 
 def test_pull_of_what_cannot_be_served_fails() -> None:
     result = bireme("pull", "org/bad")
-    assert result.exit_code == 1 and "bad.gguf" in result.stderr
-    assert bireme("pull", "org/none").exit_code == 1
+    assert result.exit_code == 2 and "bad.gguf" in result.stderr
+    assert bireme("pull", "org/none").exit_code == 2
 
 
 def test_a_full_disk_is_known_before_anything_is_fetched(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_rm_asks_and_deletes_one_quantisation(tmp_path: Path) -> None:
 
 def test_rm_of_what_is_not_there() -> None:
     result = bireme("models", "rm", "org/gone", "--yes")
-    assert result.exit_code == 1 and "no cache holds a model 'org/gone'" in result.stderr
+    assert result.exit_code == 2 and "no cache holds a model 'org/gone'" in result.stderr
 
 
 def test_nothing_outside_the_caches_is_deleted(tmp_path: Path) -> None:

@@ -49,11 +49,11 @@ def test_what_was_cut_off_is_said(server: Any) -> None:
     "arguments, code, words",
     [
         (("--url", "http://127.0.0.1:9", "x"), 1, "no server answers at http://127.0.0.1:9"),
-        (("--url", "ftp://x", "x"), 1, "is no address of a server"),
-        (("--port", "9"), 1, "name a MODEL"),
-        (("/no/such.gguf", "x", "--port", "9"), 1, "/no/such.gguf"),
-        (("m", "x", "--top-p", "2"), 1, "top_p is 2; it must be from 0 to 1"),
-        (("m", "x", "--seed", "soon"), 1, "seed is 'soon'; wanted: a number"),
+        (("--url", "ftp://x", "x"), 2, "is no address of a server"),
+        (("--port", "9"), 2, "name a MODEL"),
+        (("/no/such.gguf", "x", "--port", "9"), 2, "/no/such.gguf"),
+        (("m", "x", "--top-p", "2"), 2, "top_p is 2; it must be from 0 to 1"),
+        (("m", "x", "--seed", "soon"), 2, "seed is 'soon'; wanted: a number"),
         (("--port", "0"), 2, "port"),
     ],
 )
@@ -64,7 +64,7 @@ def test_what_goes_wrong_is_one_line(arguments: tuple[str, ...], code: int, word
 
 def test_a_model_that_the_server_has_not(server: Any) -> None:
     result = once("--url", server.url, "other", "x")
-    assert result.returncode == 1 and "has no model 'other'; it has scripted" in result.stderr
+    assert result.returncode == 2 and "has no model 'other'; it has scripted" in result.stderr
     assert "there is no question" in once("--url", server.url).stderr
 
 
@@ -84,7 +84,7 @@ def test_a_server_that_has_the_model_is_used(server: Any) -> None:
     port = server.url.rpartition(":")[2]
     before = server.metrics()["vllm:prompt_tokens_total"]
     assert once(str(scripted.SCRIPTED), "go 0", "--port", port).stdout == HELLO + "\n"
-    assert once("--port", port, "", typed="").returncode == 1  # no question
+    assert once("--port", port, "", typed="").returncode == 2  # no question
     assert server.metrics()["vllm:prompt_tokens_total"] > before
 
 

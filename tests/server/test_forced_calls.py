@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jsonschema
@@ -11,7 +12,7 @@ from grammar_walk import demo_vocabulary
 
 from bireme.backends.rows import unpack_masks
 from bireme.core.grammar import GrammarError, GrammarSpec
-from bireme.server.forced_calls import calls_grammar, forced_calls, thought
+from bireme.server.forced_calls import blamed, calls_grammar, forced_calls, thought
 from bireme.server.parsers.events import CallArguments, CallEnd, CallStart, Text, merged
 from bireme.server.parsers.formats import TOOL_FORMATS
 from bireme.server.parsers.tools import Tools
@@ -118,3 +119,35 @@ def test_a_function_that_says_nothing_of_parameters_takes_none() -> None:
     for name, arguments, good in (("now", "{}", True), ("now", '{"a": 1}', False), ("any", '{"a": 1}', True)):
         text = f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
         assert demo_vocabulary().allows(spec, text) is good
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "strng"}, "strng"),
+        ({"$ref": "#/nowhere"}, "/nowhere"),
+        ({"type": "integer", "description": "long " * 300, "not": {}, "contains": 1}, "not"),
+    ],
+)
+def test_a_schema_that_can_not_be_kept_to_is_blamed_on_its_tool(name: str, schema: object, reason: str) -> None:
+    good = TOOLS.parameters["weather"]
+    tools = Tools({"weather": good, 'a "bad" one': {"type": "object", "properties": {"x": schema}}, "last": good})
+    forced = forced_calls(tools, name, no_control, single=False, field="tool_choice")
+    before = thought("<think>", "</think>", no_control, opened=False)
+    instead = GrammarSpec("json_schema", json.dumps(good), instead=calls_grammar(tools, name, no_control, single=True))
+    for spec in (forced, dataclasses.replace(forced, before=before), instead):
+        with pytest.raises(GrammarError) as error:
+            demo_vocabulary().compile(spec)
+        told = blamed(spec, str(error.value))
+        assert told is not None and 'the tool "a \\"bad\\" one"' in told and reason in told
+        assert "%json" not in told and " | " not in told and len(told) < 200
+
+
+def test_other_reasons_are_no_tools_fault() -> None:
+    spec = forced_calls(TOOLS, "hermes", no_control, single=False, field="tool_choice")
+    assert blamed(spec, "it took longer than 5 s to compile") is None
+    assert (
+        blamed(GrammarSpec("grammar", "start: %json {}"), "at 1(2): failed to compile JSON schema: x 1 | start") is None
+    )

@@ -26,12 +26,25 @@ def test_unknown_paths_and_methods(server: Any) -> None:
     check(server.get("/v1/chat/completions"), 405)
     for path, allowed in (
         ("/health", "GET, HEAD"),
+        ("/v1/models", "GET, HEAD"),
         ("/v1/chat/completions", "POST"),
         ("/v1/responses/x", "DELETE, GET"),
     ):
         refused = httpx.put(server.url + path)
         check(refused, 405)
         assert refused.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/scripted", "/version", "/server_info", "/dashboard", "/ready"]
+)
+def test_probes_may_ask_for_the_head_alone(server: Any, path: str) -> None:
+    """RFC 9110, 9.3.2: what GET would answer, without the body."""
+    head, get = httpx.head(server.url + path), httpx.get(server.url + path)
+    assert head.status_code == get.status_code < 400 and not head.content
+    assert head.headers.get("content-type") == get.headers.get("content-type")
+    assert head.headers.get("content-length") == get.headers.get("content-length")
+    assert httpx.head(server.url + "/v1/models/none").status_code == 404
 
 
 def test_compressed_bodies_are_named_as_such(server: Any) -> None:

@@ -80,7 +80,7 @@ def test_users_of_no_file_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     """BIREME_USERS_DB=none tells a server to know no users; the same words make no file of that name."""
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["users", "add", "ann"], env={"BIREME_USERS_DB": "none"})
-    assert result.exit_code == 1 and "name a file" in result.output and not list(tmp_path.iterdir())
+    assert result.exit_code == 2 and "name a file" in result.output and not list(tmp_path.iterdir())
 
 
 def test_size_text() -> None:

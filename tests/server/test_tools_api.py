@@ -469,6 +469,17 @@ def test_a_call_can_be_demanded(server: Any, key: str, choice: Any, names: set[s
     assert streamed["calls"] == found["calls"]
 
 
+def test_a_demanded_call_that_can_not_be_kept_to_names_the_tool(server: Any) -> None:
+    broken = {"name": "set_tags", "parameters": {"type": "object", "properties": {"tags": {"uniqueItems": True}}}}
+    tools = [*CLOSED, {"type": "function", "function": broken}]
+    refused = server.post("/v1/chat/completions", chat("0", tools=tools, tool_choice="required"))
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "tool_choice" and error["code"] == "invalid_grammar"
+    assert 'the tool "set_tags": Unimplemented keys: ["uniqueItems"]. Change it' in error["message"]
+    assert len(error["message"]) < 300
+    assert server.post("/v1/chat/completions", chat("0", tools=tools)).status_code == 200
+
+
 def test_a_single_call_ends_the_engines_work_too(server: Any) -> None:
     request = chat("9", tools=TOOLS, parallel_tool_calls=False)
     assert parsed(whole(server.post("/v1/chat/completions", request))) == [("get_weather", {"city": "Oslo"})]
