@@ -183,9 +183,9 @@ class SimBackend:
         if length != len(state.tokens):
             raise ContractError(f"row {init.row} samples after {length} tokens, {len(state.tokens)} are known")
         outputs = len(state.tokens) - len(init.prompt_ids)
-        banned = init.end_ids if outputs < params.min_tokens else ()
-        if allowed is not None:
-            banned = (*banned, *np.flatnonzero(~allowed).tolist())
+        banned = frozenset(init.end_ids if outputs < params.min_tokens else ())
+        if allowed is not None:  # all but a few of a real vocabulary, and as many draws until one of the few is found
+            banned |= frozenset(np.flatnonzero(~allowed).tolist())
         token = draw(context, init.seed, params.temperature == 0, self.options.vocab_size, banned)
         state.tokens.append(token)
         return token, outputs == 1 and self.options.nan_token in init.prompt_ids
