@@ -72,7 +72,7 @@ class Planner:
             raise ValueError(
                 f"{self.name} does not fit: its weights take {_gib(self.weights)} and a step's work memory "
                 f"{_gib(work)}, and there are {_gib(self.available)} ({self.source}); use a smaller quantisation of "
-                "it, a smaller model, or fewer max_num_batched_tokens"
+                "it, a smaller model, or fewer max_num_seqs or max_num_batched_tokens"
             )
         if wanted is not None and wanted > left:
             raise ValueError(

@@ -179,7 +179,8 @@ class _Cut:
         for sequence in np.flatnonzero(self.lengths > 1):
             begin, end = (int(i) for i in self.batch.query_start[sequence : sequence + 2])
             context = int(self.batch.context_lens[sequence])
-            tile = min(TILE, max(LEAST_TILE, GROUP_ELEMENTS // (context * self.heads)))
+            keys = min(context, self.window + TILE) if self.window else context
+            tile = min(TILE, max(LEAST_TILE, GROUP_ELEMENTS // (keys * self.heads)))
             tile = tile if self.tiled else end - begin
             for start in range(begin, end, tile):
                 groups.append(self._chunk_group(int(sequence), start, min(start + tile, end)))

@@ -18,6 +18,9 @@ LEAST_TILE = 16
 QUEUED_ELEMENTS = 1 << 26
 #: Bytes per row and token of the vocabulary that the sampler keeps once a sequence with penalties has come.
 COUNTS = 5
+#: Bytes per row and token of the vocabulary that a step's sampling holds at most, logits included: rows that draw by
+#: top-p and tell log-probabilities have weights and sums of 64 bits, and MLX queues some of them ahead (84 measured).
+SAMPLED = 88
 
 
 def longest_context(config: ModelConfig, engine: EngineConfig) -> int:
@@ -31,7 +34,7 @@ def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
     element: float = itemsize
     if engine.kv_cache_dtype != "auto":  # gathered codes and scales are there while they are made values
         element += kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
-    buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs)
+    buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs, bytes_per_logit=SAMPLED)
     counts = COUNTS * engine.max_num_seqs * config.vocab_size
     return buffers + counts + round(_attention_elements(config, engine) * element)
 

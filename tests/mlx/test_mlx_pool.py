@@ -129,6 +129,21 @@ def test_chunks_beside_paged_decodes_are_bounded_too(tiny, on_mlx, monkeypatch, 
         assert keys * 2 * 2 * 16 <= step.GROUP_ELEMENTS, "keys and values"
 
 
+def test_a_windows_tiles_do_not_shrink_with_the_context(tiny, on_mlx, monkeypatch):
+    """What a window hides is not gathered, and takes nothing from the bound either."""
+    monkeypatch.setattr(step, "GROUP_ELEMENTS", 4 * (24 + step.TILE) * step.TILE)
+    backend = on_mlx(tiny("llama").folder).backend
+    built = MlxStep.build(
+        trial_step([(512, 8192)], 16), mx.zeros((8,), mx.int32), backend._kv, backend._rope, lambda: None
+    )
+    tokens = {
+        window: [each.tokens.stop - each.tokens.start for each in built.attention_groups(window, 4).parts]
+        for window in (24, None)
+    }
+    assert tokens[24] == [step.TILE] * 2
+    assert set(tokens[None]) == {step.LEAST_TILE}
+
+
 def test_close_gives_all_memory_back(tiny, on_mlx):
     gc.collect()
     mx.clear_cache()
