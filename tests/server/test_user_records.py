@@ -165,7 +165,11 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     UserStore(newer, create=True).close()
     with sqlite3.connect(newer) as db:
         db.execute("PRAGMA user_version = 9")
-    for path, words in ((other, "something else"), (newer, "newer Bireme"), (tmp_path / "none.db", "no users' file")):
+    for path, words in (
+        (other, "something else"),
+        (newer, "newer Bireme.*--users-db"),
+        (tmp_path / "none.db", "no users' file"),
+    ):
         with pytest.raises(UserError, match=words):
             UserStore(path)
 
