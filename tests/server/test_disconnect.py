@@ -63,7 +63,7 @@ def test_while_tokens_come(request: pytest.FixtureRequest, where: str, stream: b
     after = server.metrics()
     assert after["bireme:kv_blocks_live"] == 0
     made = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
-    assert 0 < made < 1900
+    assert 0 < made < 10 * 1900  # of ten times 2,000
 
 
 def test_several_choices_and_prompts(server: Any) -> None:
