@@ -9,7 +9,7 @@ import httpx
 import orjson
 from api_bodies import wait_for
 
-LONG = 180  # tokens, at 10 ms a step: the newcomer has waited long enough before a place is free by itself
+LONG = 350  # tokens, at 10 ms a step: the newcomer, seen a second late at most, has waited long enough before one ends
 
 
 def streamed(url: str, user: str, number: int, tokens: int) -> tuple[str, int]:
