@@ -105,7 +105,7 @@ async def ask(client: httpx.AsyncClient, target: Target, prompt: Prompt, due: fl
         sample.failure = "timeout"
     except httpx.HTTPError as error:
         sample.failure, sample.reason = f"connection ({type(error).__name__})", _line(str(error))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         sample.failure, sample.reason = "malformed answer", _line(str(error))
     sample.end = time.perf_counter()
     return sample
@@ -150,13 +150,24 @@ def _line(text: str) -> str:
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The JSON of each server-sent ``data:`` line, up to ``[DONE]``; comments and other fields are passed over."""
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
+    async for line in _lines(response):
+        if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             return
         yield json.loads(data)
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Lines as event streams have them (CRLF, LF or CR; an empty one says nothing here): what else Unicode breaks lines
+    at may stand in a text."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
 
 
 def _usage(usage: dict[str, Any] | None, sample: Sample) -> None:

@@ -1,18 +1,21 @@
 """Requests out of files: conversations as ShareGPT has them, prompts as JSON lines, traces with times.
 
-An entry that can't be used is left out, and what is drawn says how many were.
+An entry that can't be used is left out, and what is drawn says how many were. A line that is no JSON, and a length or a
+time that is no number, is an error that names it: it tells of a broken file.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .ask import Prompt, Session
 from .dataset import USUAL_OUTPUT, DataSpec, Drawn, make_prompt
-from .sources import Content, Source
+from .sources import Source
 
 _TRACE_BLOCK = 512  # tokens that one hash of a trace stands for, as in Mooncake's
 
@@ -49,6 +52,10 @@ _WANTED = {
 }
 
 
+#: Who asks the questions of a conversation, by its ``from`` or ``role``.
+_ASKERS = ("human", "user")
+
+
 def _left_out(spec: DataSpec, entries: int, usable: int) -> list[str]:
     """What a reader must know where not all entries can be used."""
     count = entries - usable
@@ -57,8 +64,11 @@ def _left_out(spec: DataSpec, entries: int, usable: int) -> list[str]:
 
 def _sharegpt(spec: DataSpec, source: Source, entry: Entry) -> Session | None:
     """The first question and answer of a conversation; the answer's length is what is asked for. Bounds as in vLLM."""
-    turns = entry.get("conversations") or entry.get("conversation") or []
-    texts = [str(t.get("value") or t.get("content") or "") for t in turns if isinstance(t, dict)]
+    found = entry.get("conversations") or entry.get("conversation")
+    turns = [turn for turn in found if isinstance(turn, dict)] if isinstance(found, list) else []
+    while turns and turns[0].get("from", turns[0].get("role", "user")) not in _ASKERS:
+        turns = turns[1:]  # what a system says first, or an assistant, is no question
+    texts = [str(turn.get("value") or turn.get("content") or "") for turn in turns[:2]]
     if len(texts) < 2:
         return None
     length, answer = source.count(texts[0]), spec.output_len or source.count(texts[1])
@@ -69,7 +79,7 @@ def _sharegpt(spec: DataSpec, source: Source, entry: Entry) -> Session | None:
 
 def _jsonl(spec: DataSpec, source: Source, entry: Entry) -> Session | None:
     """``prompt`` (text or ids) or ``messages``, and ``max_tokens`` or ``output_len``."""
-    length = spec.output_len or _number(spec, entry, "max_tokens", "output_len") or USUAL_OUTPUT
+    length = spec.output_len or _count(spec, entry, "max_tokens", "output_len") or USUAL_OUTPUT
     messages, prompt = entry.get("messages"), entry.get("prompt")
     if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):
         return Session((Prompt(tuple(messages), length),))
@@ -80,40 +90,60 @@ def _jsonl(spec: DataSpec, source: Source, entry: Entry) -> Session | None:
 
 def _trace(spec: DataSpec, source: Source, entries: list[Entry], count: int) -> Drawn:
     """``timestamp`` (ms), ``input_length``, ``output_length``; ``hash_ids`` where prompts share blocks."""
-    times = [(_number(spec, entry, "timestamp"), entry) for entry in entries]
-    timed = [(at, entry) for at, entry in times if at is not None]
+    timed = [timed for entry in entries if (timed := _timed(spec, entry)) is not None]
     if not timed:
         raise ValueError(f"{spec.path} holds no usable request: {_WANTED['trace']}")
     notes = tuple(_left_out(spec, len(entries), len(timed)))
-    timed = sorted(timed, key=lambda pair: pair[0])[:count]
-    first = timed[0][0]
-    sessions = [Session((_traced(spec, source, entry, index),)) for index, (_, entry) in enumerate(timed)]
-    return Drawn(sessions, [(at - first) / 1000 for at, _ in timed], notes)
+    timed = sorted(timed, key=lambda one: one.at)[:count]
+    sessions = [Session((_traced(spec, source, one, index),)) for index, one in enumerate(timed)]
+    return Drawn(sessions, [(one.at - timed[0].at) / 1000 for one in timed], notes)
 
 
-def _traced(spec: DataSpec, source: Source, entry: Entry, index: int) -> Prompt:
-    length, answer = _number(spec, entry, "input_length"), spec.output_len or _number(spec, entry, "output_length")
-    if not length or not answer:
-        raise ValueError(f"{spec.path}: the entry at {entry['timestamp']} ms lacks a length; {_WANTED['trace']}")
-    text: Content = source.empty()
-    for block in entry.get("hash_ids") or ():
-        size = min(_TRACE_BLOCK, length)
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """An entry of a trace: when (ms), how many tokens in and out, and the blocks that it shares with others."""
+
+    at: float
+    length: int
+    answer: int
+    blocks: tuple[object, ...]
+
+
+def _timed(spec: DataSpec, entry: Entry) -> _Timed | None:
+    at, length = _number(spec, entry, "timestamp"), _count(spec, entry, "input_length")
+    answer = spec.output_len or _count(spec, entry, "output_length")
+    if at is None or not length or not answer:
+        return None
+    blocks = entry.get("hash_ids")
+    return _Timed(at, length, answer, tuple(blocks) if isinstance(blocks, list) else ())
+
+
+def _traced(spec: DataSpec, source: Source, one: _Timed, index: int) -> Prompt:
+    text, left = source.empty(), one.length
+    for block in one.blocks:
+        size = min(_TRACE_BLOCK, left)
         if size:
             text += source.draw(random.Random(f"{spec.seed} block {block}"), size)
-        length -= size
-    if length > 0:
-        text += source.draw(random.Random(f"{spec.seed} request {index}"), length)
-    return make_prompt(text, answer, spec.chat)
+        left -= size
+    if left > 0:
+        text += source.draw(random.Random(f"{spec.seed} request {index}"), left)
+    return make_prompt(text, one.answer, spec.chat)
 
 
-def _number(spec: DataSpec, entry: Entry, *names: str) -> int | None:
-    """The first of ``names`` that ``entry`` has, as a whole number."""
+def _count(spec: DataSpec, entry: Entry, *names: str) -> int | None:
+    """As a whole number."""
+    value = _number(spec, entry, *names)
+    return None if value is None else int(value)
+
+
+def _number(spec: DataSpec, entry: Entry, *names: str) -> float | None:
+    """The first of ``names`` that ``entry`` has."""
     for name in names:
         value = entry.get(name)
         if value is not None:
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{spec.path}: {name} is {value!r}; wanted is a number of 0 or more")
-            return int(value)
+            return value
     return None
 
 
@@ -121,11 +151,11 @@ def _entries(spec: DataSpec) -> list[Entry]:
     """The entries of a JSON array, or of JSON lines; one that is no object has no keys."""
     assert spec.path is not None
     try:
-        text = spec.path.read_text(encoding="utf-8")
+        text = spec.path.read_text(encoding="utf-8-sig")
         if text.lstrip().startswith("["):
             found = json.loads(text)
         else:
-            found = [_line(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+            found = [_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     except (OSError, ValueError) as error:
         raise ValueError(f"{spec.path} is neither a JSON array nor JSON lines: {error}") from None
     return [item if isinstance(item, dict) else {} for item in found]

@@ -47,7 +47,9 @@ def test_levels_go_on_in_a_file(tmp_path: Path) -> None:
         ("jsonl", '{"prompt": "a"}\n{"prompt": ', "line 2"),
         ("jsonl", '{"prompt": "a", "max_tokens": "many"}', "max_tokens is 'many'"),
         ("jsonl", '{"prompt": ""}', "wanted is a prompt"),
-        ("trace", '{"timestamp": 3}', "lacks a length"),
+        ("jsonl", '{"prompt": "a", "max_tokens": 1e999}', "max_tokens is inf"),
+        ("trace", '{"timestamp": 3}', "wanted are timestamp"),
+        ("trace", '{"timestamp": "soon", "input_length": 3, "output_length": 3}', "timestamp is 'soon'"),
         ("trace", '{"input_length": 3}', "wanted are timestamp"),
         ("sharegpt", "[]", "wanted is a question"),
     ],
@@ -71,3 +73,37 @@ def test_traces_keep_their_times_and_shared_blocks(tmp_path: Path) -> None:
     a, b = (session.turns[0] for session in drawn.sessions)
     assert (len(a.content), len(b.content), a.max_tokens) == (700, 600, 3)
     assert a.content[:512] == b.content[:512] and a.content[512] != b.content[512]
+
+
+def test_a_conversation_of_any_shape_is_used_or_left_out(tmp_path: Path) -> None:
+    path, question, answer = tmp_path / "file", "one two three four five", "six seven eight nine"
+    said = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    usable = [
+        said,
+        [{"from": "system", "value": "be kind to all of them"}, *said],
+        [{"role": "assistant", "content": "what can I do for you"}, {"role": "user", "content": question}, said[1]],
+        [{"value": question}, {"value": answer}],
+    ]
+    broken = [5, "abc", None, [], [3, None], said[:1], [{"from": "gpt", "value": answer}] * 2, [{"from": "human"}] * 2]
+    entries = [*({"conversations": one} for one in [*usable, *broken]), 7, None, {}]
+    path.write_text(json.dumps(entries), encoding="utf-8")
+    drawn = draw(DataSpec("sharegpt", path), WordSource(1.0), 4)
+    assert [session.turns[0].content for session in drawn.sessions] == [question] * 4
+    assert len(drawn.notes) == 1 and f"{len(broken) + 3} of {len(entries)} entries are left out" in drawn.notes[0]
+
+
+def test_lines_of_a_file_end_where_json_lines_end(tmp_path: Path) -> None:
+    """Not at what else Unicode breaks lines at; and a byte order mark is no text."""
+    path, prompt = tmp_path / "file", "one\u2028two\x85three"
+    path.write_text(json.dumps({"prompt": prompt}, ensure_ascii=False) + "\r\n", encoding="utf-8-sig", newline="")
+    (session,) = draw(DataSpec("jsonl", path), WordSource(), 1).sessions
+    assert session.turns[0].content == prompt
+
+
+def test_a_trace_is_sorted_and_what_has_no_length_is_left_out(tmp_path: Path) -> None:
+    path, sizes = tmp_path / "file", {"input_length": 4, "output_length": 2}
+    lines = [{"timestamp": 30.5} | sizes, {"timestamp": 10.25} | sizes, {"timestamp": 5, "input_length": 4}]
+    lines += [{"timestamp": 6} | sizes | {"output_length": 0}, {"timestamp": 20, "hash_ids": 7} | sizes]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    drawn = draw(DataSpec("trace", path), IdSource(1000), 10)
+    assert drawn.due == pytest.approx([0, 0.00975, 0.02025]) and "2 of 5 entries" in drawn.notes[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable
 
@@ -150,3 +151,26 @@ def test_percentiles_are_nearest_rank() -> None:
     assert percentile([], 50) is None
     with pytest.raises(ValueError, match="percentile 0"):
         percentile([1], 0)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_stream_has_the_lines_of_event_streams(end: bytes) -> None:
+    """A text may hold what else Unicode breaks lines at, and servers send it as it is."""
+    chunk = {"choices": [{"index": 0, "text": "a\u2028b\x85c", "finish_reason": "stop"}]}
+
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        line = b"data: " + json.dumps(chunk, ensure_ascii=False).encode()
+        writer.write(HEAD + b": hello" + end)
+        for part in (line[:30], line[30:] + end, end, b"data: [DONE]", end, end):
+            writer.write(part)
+            await writer.drain()
+
+    found = run(answer, 1)
+    assert (found.completed, found.failures) == (1, {})
+
+
+def test_a_count_beyond_all_bounds_is_a_malformed_answer() -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(HEAD + text("x", "stop") + event(choices=[], usage={"completion_tokens": float("inf")}) + DONE)
+
+    assert run(answer, 1).failures == {"malformed answer": 1}
