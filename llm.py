@@ -52,7 +52,7 @@ class LLM:
         self._text: TextModel = TextModel.from_files(checkpoint.tokenizer, checkpoint.config.vocab_size)
         self.default_params = default_params(checkpoint.generation_defaults)
         with _bar("load", progress, "bytes") as report:
-            backend = load_backend(device, checkpoint, config, BackendOptions(**backend_options), report)
+            backend = load_backend(device, checkpoint, config, BackendOptions(**backend_options), report, options)
         self._engine = Engine(backend, config)
         self._checkpoint = checkpoint
         self._compiler: GrammarCompiler | None = None  # made for the first grammar

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import psutil
@@ -13,14 +14,12 @@ from ..core.config import EngineConfig
 from ..models.weight import Checkpoint, Progress
 from .base import Backend
 from .options import BackendOptions
+from .uses import check_options
 
 if TYPE_CHECKING:
     import torch
 
 DEVICES = ("auto", "mlx", "cuda", "cpu")
-#: What the KV cache may keep, by device. A CPU computes no faster with fp8 than with int8; a GPU keeps what is not
-#: quantised in the weights' half precision.
-KV_CACHE_DTYPES = {"cpu": ("auto", "float32", "float16", "int8"), "cuda": ("auto", "int8", "fp8")}
 
 
 class DeviceUnavailableError(RuntimeError):
@@ -52,18 +51,21 @@ def load_backend(
     config: EngineConfig,
     options: BackendOptions | None = None,
     progress: Progress | None = None,
+    given: Collection[str] = (),
 ) -> Backend:
     """Load ``checkpoint`` onto ``device`` (any name ``resolve_device`` takes), on the calling thread.
 
+    ``given``: names of options that were named, with whatever value, so that one of no use is said; ``uses.py``.
+
     Raises:
-        ValueError, DeviceUnavailableError: as ``resolve_device``; ValueError also when the KV cache doesn't fit.
+        ValueError, DeviceUnavailableError: as ``resolve_device``; ValueError also when the KV cache doesn't fit, or the
+            device can't do what an option asks.
         CheckpointError: the weights can't be used.
     """
     options = options or BackendOptions()
     resolved = resolve_device(device)
+    check_options(resolved, config, options, given)
     if resolved == "mlx":
-        if options.tensor_parallel > 1:
-            raise ValueError(f"tensor_parallel is {options.tensor_parallel}; MLX runs on one device, only cuda on more")
         from .mlx.runner import MlxBackend
 
         return MlxBackend(checkpoint, config, options, progress)
@@ -72,9 +74,6 @@ def load_backend(
         raise DeviceUnavailableError(f"device {resolved!r} can't be used: {problem}")
     import torch
 
-    if config.kv_cache_dtype not in KV_CACHE_DTYPES[resolved]:
-        known = ", ".join(KV_CACHE_DTYPES[resolved])
-        raise ValueError(f"kv_cache_dtype is {config.kv_cache_dtype!r}; on {resolved} it must be one of {known}")
     if options.tensor_parallel > 1:
         return _parallel(resolved, checkpoint, config, options, progress)
     threads = options.threads or usable_cores()
@@ -114,7 +113,9 @@ def _parallel(
             f"tensor_parallel is {size}; on a CPU it works with cpu_precision 'exact' only, to try it out: one process "
             "uses every core as it is"
         )
-    threads = max(1, (options.threads or usable_cores()) // size) if device == "cpu" else None
+    threads = None
+    if device == "cpu" or options.threads is not None:
+        threads = max(1, (options.threads or usable_cores()) // size)
     if threads is not None:
         torch.set_num_threads(threads)
     return ParallelBackend(checkpoint, config, lambda: Workers(size, device, threads), size, progress)

@@ -9,7 +9,7 @@ import typer
 from .. import __version__
 from ..bench.command import bench, simulate
 from ..planner.command import plan
-from .commands.config_file import ENV_PREFIX, ConfigFile, ShowConfig, show
+from .commands.config_file import ENV_PREFIX, ConfigFile, ShowConfig, named, show
 from .commands.doctor import doctor
 from .commands.fail import fail
 from .commands.models import models
@@ -62,7 +62,7 @@ def serve(
     if model is None:
         raise typer.BadParameter("name one; 'demo' is a small one that is fetched", param_hint="MODEL")
     try:
-        settings = given.to_settings(model)
+        settings = given.to_settings(model, named(ctx))
         listener = bind(settings.host, settings.port)
     except (ValueError, OSError) as error:
         fail(error)

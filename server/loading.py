@@ -44,14 +44,12 @@ def load_engine(spec: EngineSpec, checkpoint: OpenCheckpoint, progress: Progress
 
 
 def _real(spec: EngineSpec, checkpoint: OpenCheckpoint, progress: Progress) -> Backend:
-    from ..backends.options import BackendOptions
     from ..backends.select import load_backend, resolve_device
 
-    options = BackendOptions(spec.cpu_precision, spec.threads, spec.mlx_weights, tensor_parallel=spec.tensor_parallel)
-    device = resolve_device(spec.device)
+    options, device = spec.backend_options, resolve_device(spec.device)
     if device == "cpu" and options.cpu_precision == "fast":
         announce_compiling()
-    return load_backend(device, checkpoint, spec.config, options, progress)
+    return load_backend(device, checkpoint, spec.config, options, progress, spec.given)
 
 
 def grammar_compiler(spec: EngineSpec, checkpoint: OpenCheckpoint, info: BackendInfo) -> GrammarCompiler:
@@ -87,9 +85,9 @@ def announce_compiling() -> None:
 def _simulated(spec: EngineSpec, checkpoint: OpenCheckpoint) -> Backend:
     """A backend that computes nothing, of the checkpoint's shape: for load tests of everything else."""
     from ..backends.sim import SimBackend, SimOptions
+    from ..backends.uses import check_options
 
-    if spec.tensor_parallel > 1:
-        raise ValueError(f"tensor_parallel is {spec.tensor_parallel}; sim simulates one device, only cuda runs on more")
+    check_options("sim", spec.config, spec.backend_options, spec.given)
     shape, block_size = checkpoint.config, spec.config.block_size
     options = SimOptions(
         num_blocks=-(-SIM_TOKENS // block_size),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import typer
 
+from ..backends.uses import unused_options
 from ..core import config
 from ..core.config import EngineConfig
 from ..core.slo import parse_slo
@@ -94,7 +95,7 @@ class ServeOptions:
         Literal["auto", "quantized", "dense"],
         _model("mlx: keep quantised weights so, or decode them. Default: keep them on a Mac."),
     ]
-    threads: Annotated[int | None, _model("cpu: threads. Default: the cores.", min=1)]
+    threads: Annotated[int | None, _model("cpu, cuda: threads of the CPU's own work. Default: the cores.", min=1)]
     tensor_parallel: TensorParallel
     tool_parser: Annotated[str, _model(f"How the model writes tool calls: {', '.join(TOOL_NAMES)}.")]
     reasoning_parser: Annotated[str, _model(f"How the model marks its reasoning: {', '.join(REASONING_NAMES)}.")]
@@ -157,16 +158,23 @@ class ServeOptions:
     max_schema_bytes: Annotated[int, _limit("Bytes of a JSON schema, expression or grammar.", min=1)]
     max_schema_depth: Annotated[int, _limit("Levels of objects and arrays in a JSON schema.", min=1)]
 
-    def to_settings(self, model: str) -> ServerSettings:
-        """Raises ``ValueError`` naming the option, its value and what it may be."""
+    def to_settings(self, model: str, given: Collection[str] = ()) -> ServerSettings:
+        """``given``: names of the options that were named, with whatever value.
+
+        Raises:
+            ValueError: it names the option, its value and what it may be.
+        """
         engine = self._record(
             EngineConfig,
             kv_cache_memory=None if self.kv_cache_memory is None else parse_size(self.kv_cache_memory),
             slo=None if self.slo is None else parse_slo(self.slo),
         )
+        spec = self._record(EngineSpec, model=model, config=engine, given=tuple(given))
+        if spec.device != "auto":  # that one is known once the engine's process has looked
+            unused_options(spec.device, engine, spec.backend_options, given)
         return self._record(
             ServerSettings,
-            spec=self._record(EngineSpec, model=model, config=engine),
+            spec=spec,
             served_model_names=tuple(self.served_model_name or ()),
             api_keys=tuple(self.api_key or ()),
             trusted_proxies=tuple(self.trusted_proxies or ()),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from ..backends.options import BackendOptions
 from ..core.config import EngineConfig
 from .limits import RequestLimits
 from .parsers.choose import check_names
@@ -42,7 +43,13 @@ class EngineSpec:
     threads: int | None = None
     mlx_weights: str = "auto"
     tensor_parallel: int = 1
+    given: tuple[str, ...] = ()  # options that were named, on the command line or elsewhere, defaults among them
     loader: str = DEFAULT_LOADER
+
+    @property
+    def backend_options(self) -> BackendOptions:
+        """Raises ``ValueError`` naming the option, its value and what it may be."""
+        return BackendOptions(self.cpu_precision, self.threads, self.mlx_weights, tensor_parallel=self.tensor_parallel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ def load(device: str, path: Path, config: EngineConfig) -> Backend:
     """A backend of the model at ``path`` in exact arithmetic: of a device, or GRAPHS."""
     checkpoint = open_checkpoint(path)
     if device != GRAPHS:
-        return load_backend(device, checkpoint, config, BackendOptions(cpu_precision="exact", threads=1))
+        options = BackendOptions(cpu_precision="exact", threads=1) if device == "cpu" else None
+        return load_backend(device, checkpoint, config, options)
     import torch
     from fake_gpu import CPU, FakeGpu
 

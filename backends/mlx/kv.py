@@ -16,8 +16,6 @@ from .metal.attention import Geometry
 from .metal.kernel import available, dtype_name
 from .metal.quantise import LEAST_SCALE, quantise_heads
 
-#: What ``--kv-cache-dtype`` may be here.
-KV_CACHE_DTYPES = ("auto", "int8")
 #: The largest code; symmetric, so -128 never occurs.
 LARGEST = 127.0
 

@@ -8,7 +8,6 @@ from ...core.config import EngineConfig
 from ...core.memory import MemoryPlan, kv_bytes_per_token, kv_element_bytes, plan_memory
 from ...models.weight import Checkpoint
 from ..host_memory import free_bytes, kv_allowance
-from .kv import KV_CACHE_DTYPES
 from .library import mx, on_metal
 from .weights import MlxLoader
 from .work import WORKING_SET_SHARE, longest_context, work_bytes
@@ -27,9 +26,6 @@ class Planner:
     again by what the largest step was measured to take."""
 
     def __init__(self, checkpoint: Checkpoint, engine: EngineConfig, loader: MlxLoader) -> None:
-        if engine.kv_cache_dtype not in KV_CACHE_DTYPES:
-            known = ", ".join(KV_CACHE_DTYPES)
-            raise ValueError(f"kv_cache_dtype is {engine.kv_cache_dtype!r}; the MLX backend has {known}")
         config, itemsize = checkpoint.config, int(loader.dtype.size)
         self.name = checkpoint.name
         self.engine = engine

@@ -150,6 +150,11 @@ def show(ctx: typer.Context) -> str:
     return "\n".join(lines)
 
 
+def named(ctx: typer.Context) -> tuple[str, ...]:
+    """The settings that were named somewhere: on the command line, in the environment or in a file."""
+    return tuple(name for name in _settings(ctx) if _origin(ctx, name) != "default")
+
+
 def _line(name: str, value: Any) -> str:
     if value in (None, (), []):
         return f"# {_key(name)} ="

@@ -17,7 +17,6 @@ from bireme.backends.mlx.runner import MlxBackend
 from bireme.backends.mlx.sampler import Sampler
 from bireme.backends.mlx.weights import MlxLoader
 from bireme.backends.trial_steps import GREEDY, WIDEST, trial_step
-from bireme.core import config
 from bireme.core.config import EngineConfig
 from bireme.core.step import RowInit
 from bireme.models.checkpoint import open_checkpoint
@@ -59,12 +58,6 @@ def test_a_pool_that_does_not_fit_is_refused_with_what_is_left(tiny, mac):
     mac(4 * GIB)
     with pytest.raises(ValueError, match=r"kv_cache_memory is 8.00 GiB, and .* GiB are left of 3.40 GiB .* smaller"):
         MlxBackend(open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_memory=8 * GIB))
-
-
-def test_a_cache_that_only_others_have_is_refused(tiny, monkeypatch):
-    monkeypatch.setattr(config, "KV_CACHE_DTYPES", ("auto", "int8", "fp4"))
-    with pytest.raises(ValueError, match="kv_cache_dtype is 'fp4'; the MLX backend has auto, int8"):
-        MlxBackend(open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_dtype="fp4"))
 
 
 def test_the_pool_takes_what_is_left(tiny, mac):

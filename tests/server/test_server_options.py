@@ -115,6 +115,7 @@ def test_effects_are_real(walked: Any) -> None:
     assert backend["block_size"] == 32 and "int8" not in backend["quantization"]
     for words in (
         "max_num_seqs=7",
+        "ignored, since the device is cpu: mlx_weights (for mlx), gpu_memory_fraction (for cuda)",
         "max_queue=9",
         "enable_prefix_caching=False",
         "the model's generation defaults are off",

@@ -49,21 +49,6 @@ def test_bad_options_are_refused(changes, message):
         BackendOptions(**changes)
 
 
-def test_an_fp8_cache_is_the_gpus(tiny):
-    checkpoint, config = open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_dtype="fp8")
-    with pytest.raises(
-        ValueError, match="kv_cache_dtype is 'fp8'; on cpu it must be one of auto, float32, float16, int8"
-    ):
-        load_backend("cpu", checkpoint, config)
-
-
-def test_a_gpu_keeps_its_own_half_precision(tiny, monkeypatch):
-    monkeypatch.setattr(select, "resolve_device", lambda device: device)
-    checkpoint, config = open_checkpoint(tiny("llama").folder), EngineConfig(kv_cache_dtype="float16")
-    with pytest.raises(ValueError, match="kv_cache_dtype is 'float16'; on cuda it must be one of auto, int8, fp8"):
-        load_backend("cuda", checkpoint, config)
-
-
 def test_the_pool_is_what_the_configuration_says(tiny):
     checkpoint = open_checkpoint(tiny("llama").folder)
     exact = BackendOptions(cpu_precision="exact", threads=1)

@@ -156,13 +156,13 @@ def test_where_it_is_refused(tiny, monkeypatch):
     with pytest.raises(ValueError, match="tensor_parallel is 2; on a CPU it works with cpu_precision 'exact' only"):
         load_backend("cpu", checkpoint, config, BackendOptions(tensor_parallel=2))
     monkeypatch.setattr("bireme.backends.select.resolve_device", lambda device: device)
-    with pytest.raises(ValueError, match="tensor_parallel is 2; MLX runs on one device, only cuda on more"):
+    with pytest.raises(ValueError, match="tensor_parallel is 2, which the device here, mlx, can't do"):
         load_backend("mlx", checkpoint, config, BackendOptions(tensor_parallel=2))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="tensor_parallel is 2, and PyTorch sees 1 GPU here"):
         load_backend("cuda", checkpoint, config, BackendOptions(tensor_parallel=2))
     spec = EngineSpec(str(tiny("llama").folder), "sim", tensor_parallel=2)
-    with pytest.raises(ValueError, match="tensor_parallel is 2; sim simulates one device"):
+    with pytest.raises(ValueError, match="tensor_parallel is 2, which the device here, sim, can't do"):
         load_engine(spec, checkpoint, lambda done, total: None)
 
 
