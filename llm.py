@@ -32,7 +32,8 @@ class LLM:
 
     Raises:
         TypeError: an option that neither knows.
-        ValueError: an option out of range, or a model that can't be had or read.
+        ValueError: an option out of range, or a model that nobody has or that can't be read.
+        OSError: a model that can't be fetched now; the message says why.
     """
 
     def __init__(self, model: str, device: str = "auto", *, progress: bool = True, **options: Any) -> None:

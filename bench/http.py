@@ -85,7 +85,9 @@ def serve(model: str, port: int) -> None:
     caches = os.environ.get(PACE, "").endswith(" 0")  # where prompts cost time, they cost it every time
     config = EngineConfig(max_num_seqs=1024, enable_prefix_caching=caches)
     spec = EngineSpec(model, "sim", config, loader="bireme.bench.http:load_free")
-    sys.exit(run(ServerSettings(spec, served_model_names=("model",), log_level="warning"), bind("127.0.0.1", port)))
+    settings = ServerSettings(spec, served_model_names=("model",), log_level="warning")
+    if failure := run(settings, bind("127.0.0.1", port)):
+        sys.exit(str(failure))
 
 
 class StreamCounter(asyncio.Protocol):

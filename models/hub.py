@@ -27,13 +27,18 @@ class ModelNotFoundError(ValueError):
     """What was named is no model that can be had; the message says why and what to do."""
 
 
+class HubUnreachableError(OSError):
+    """What was named is not here, or not all of it, and the Hub can't be asked: nothing need be wrong with the name."""
+
+
 def resolve(model: str, progress: Progress | None = None) -> Path:
     """The path of ``model``: a ``.gguf`` file or a folder that ``open_checkpoint`` takes, downloaded where needed.
 
     ``progress`` gets (bytes done, bytes in all) over all files; without it the Hub client's own bars show.
 
     Raises:
-        ModelNotFoundError: no such path; the Hub doesn't know it, refuses it or can't be reached; no file in it fits.
+        ModelNotFoundError: no such path; the Hub doesn't know it or refuses it; no file in it fits.
+        HubUnreachableError: it is not here whole, and the Hub can't be reached.
         DemoModelError: the demo model can't be fetched.
         NoRoomError: the disk has no room for it.
     """
@@ -109,7 +114,7 @@ def _indexed(names: Iterable[str], index: Path) -> list[str]:
 
 
 class Unreachable(Exception):
-    """The Hub can't be asked: no network, or offline mode."""
+    """The Hub can't be asked: no network, offline mode, or it has too much to do."""
 
 
 @contextmanager
@@ -131,6 +136,8 @@ def explained(repo: str) -> Iterator[None]:
     except errors.LocalEntryNotFoundError as error:
         raise Unreachable(_first_line(error)) from None
     except errors.HfHubHTTPError as error:
+        if error.response.status_code >= 500 or error.response.status_code == 429:  # it is there, and not for us now
+            raise Unreachable(_first_line(error)) from None
         raise ModelNotFoundError(f"the Hub refused {repo!r}: {_first_line(error)}") from None
     except errors.EntryNotFoundError as error:
         raise ModelNotFoundError(f"a file of {repo!r} is gone from the Hub: {_first_line(error)}") from None
@@ -164,7 +171,7 @@ def _fetch(repo: str, name: str, commit: str | None, bar: type[Any] | None) -> s
                 )
             )
     except Unreachable as error:
-        raise ModelNotFoundError(
+        raise HubUnreachableError(
             f"the connection to the Hub was lost while fetching {name} of {repo}: {error}. "
             "Run the same command again: what is already here will not be fetched twice"
         ) from None
@@ -189,21 +196,21 @@ def _bar_for(progress: Progress, before: int, total: int) -> type[Any]:
 
 
 def from_hub_cache(repo: str, quant: str | None, reason: str) -> Path:
-    """The model out of the Hub client's own cache, if it is whole there."""
+    """The model out of the Hub client's own cache, if it is whole there, else ``HubUnreachableError``."""
     folder = cached_snapshot(repo)
     advice = (
         f"the Hub can't be reached ({reason}). Connect this machine, or fetch the model on another one with "
         f"'hf download {repo}' and name the folder or the .gguf file by its path"
     )
     if folder is None:
-        raise ModelNotFoundError(f"{repo} is not in the local cache, and {advice}")
+        raise HubUnreachableError(f"{repo} is not in the local cache, and {advice}")
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     try:
         selection = choose(repo, files, quant)
     except ModelChoiceError as error:
-        raise ModelNotFoundError(f"{error} (these are the files in the local cache); {advice}") from None
+        raise HubUnreachableError(f"{error} (these are the files in the local cache); {advice}") from None
     if missing := missing_files(folder, selection.files):
-        raise ModelNotFoundError(f"{repo} is in the local cache without {', '.join(missing)}, and {advice}")
+        raise HubUnreachableError(f"{repo} is in the local cache without {', '.join(missing)}, and {advice}")
     return _entry(selection, {name: folder / name for name in selection.files})
 
 

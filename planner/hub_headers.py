@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..models.gguf import GgufFile
-from ..models.hub import Listing, Unreachable, from_hub_cache, list_files
+from ..models.hub import HubUnreachableError, Listing, Unreachable, from_hub_cache, list_files
 from ..models.hub_choice import ModelChoiceError, choose
 from ..models.weight import CheckpointError
 
@@ -28,7 +28,8 @@ def fetch_headers(model: str, folder: Path) -> Path:
     Without the Hub it is the model in the Hub client's own cache, if that is there.
 
     Raises:
-        ValueError: the Hub doesn't know the model, can't be reached, or holds nothing that fits.
+        ValueError: the Hub doesn't know the model, or holds nothing that fits.
+        HubUnreachableError: it can't be reached, and the model is not in the cache.
     """
     import httpx
 
@@ -43,7 +44,7 @@ def fetch_headers(model: str, folder: Path) -> Path:
         raise ValueError(str(error)) from None
     except httpx.HTTPError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{repo}: its headers can't be had from the Hub: {reason}") from None
+        raise HubUnreachableError(f"{repo}: its headers can't be had from the Hub: {reason}") from None
     main = folder / chosen.main
     return main if chosen.gguf else main.parent
 

@@ -60,7 +60,7 @@ class EngineClient:
         self._steps = -1
         self.state = EngineState.LOADING
         self.loaded = (0, 0)  # bytes done, bytes in all
-        self.failure: str | None = None
+        self.failure: Exception | None = None  # a ValueError: something is wrong with what was asked for
         self.info: BackendInfo | None = None
         self.config: EngineConfig | None = None
         self.stats: EngineStats | None = None
@@ -156,7 +156,8 @@ class EngineClient:
             self._report_death(code)
             delay = self._restarts.died()
             if delay is None:
-                self._fail(f"its process died {self._restarts.deaths} times in a row, last with {exit_text(code)}")
+                deaths = self._restarts.deaths
+                self._fail(RuntimeError(f"its process died {deaths} times in a row, last with {exit_text(code)}"))
                 return
             logger.warning("engine restart %d of %d in %.1f s", self._restarts.deaths, self._restarts.limit, delay)
             await asyncio.sleep(delay)
@@ -193,7 +194,7 @@ class EngineClient:
             if self._on_view is not None:
                 self._on_view(message)
         elif isinstance(message, LoadFailed):
-            self._fail(message.message)
+            self._fail((ValueError if message.input_wrong else RuntimeError)(message.message))
         elif isinstance(message, Died):
             self._set_state(EngineState.RESTARTING)
             self._lose(message.message)
@@ -247,8 +248,8 @@ class EngineClient:
                 )
                 self._set_state(EngineState.STALLED)
 
-    def _fail(self, message: str) -> None:
-        self.failure = message
+    def _fail(self, failure: Exception) -> None:
+        self.failure = failure
         self._set_state(EngineState.FAILED)
 
     def _set_state(self, state: EngineState) -> None:

@@ -215,7 +215,7 @@ def load(boot: Boot, channel: zmq.Socket[bytes]) -> tuple[Engine, GrammarQueue] 
     except Exception as error:  # whatever it is, the parent must hear of it
         if not isinstance(error, EXPECTED):
             logger.exception("loading failed")
-        send(channel, LoadFailed(str(error) or type(error).__name__))
+        send(channel, LoadFailed(str(error) or type(error).__name__, isinstance(error, ValueError)))
         return None
     send(channel, Ready(engine.backend.info, engine.config))
     compiler = grammar_compiler(boot.spec, checkpoint, engine.backend.info)

@@ -66,6 +66,7 @@ class LoadFailed(msgspec.Struct, tag="load_failed", array_like=True):
     """The engine could not be built; trying again would fail the same way."""
 
     message: str
+    input_wrong: bool  # something is wrong with what was asked for, and not with this machine
 
 
 class Died(msgspec.Struct, tag="died", array_like=True):

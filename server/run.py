@@ -69,7 +69,7 @@ class BiremeServer:
         self.state = ServerState(settings, client, names, metrics, directory=directory, tracer=self._tracer)
         self._settings = settings
         self._listener = listener
-        self._error: str | None = None
+        self._error: Exception | None = None
         self._http = _HttpServer(
             uvicorn.Config(
                 self._create_app,
@@ -88,13 +88,16 @@ class BiremeServer:
             )
         )
 
-    async def run(self) -> str | None:
-        """Serve until told to stop. Returns why the server had to give up, or None after an ordinary end."""
+    async def run(self) -> Exception | None:
+        """Serve until told to stop. Returns why the server had to give up, or None after an ordinary end.
+
+        A ``ValueError`` says what is wrong with what was asked for; any other is no fault of that.
+        """
         self._handle_signals()
         try:
             self.state.directory.start()
         except UserError as error:
-            return str(error)
+            return error
         if reachable(self._listener) and not self.state.directory.keyed:
             _say(NO_KEY_WARNING)
         _say(f"Listening on {url_of(self._listener)}; loading {self._settings.spec.model}.")
@@ -166,10 +169,10 @@ class BiremeServer:
             announcing.cancel()
             self._engine_ended()
         except (ValueError, OSError) as error:
-            self._give_up(str(error))
+            self._give_up(error)
         except Exception as error:  # a server that neither loads nor ends helps nobody
             logger.exception("loading failed")
-            self._give_up(f"loading failed: {type(error).__name__}: {error}")
+            self._give_up(RuntimeError(f"loading failed: {type(error).__name__}: {error}"))
 
     def _engine_ended(self) -> None:
         """A server that never served ends here. One that did stays, red: probes and clients are told why."""
@@ -177,7 +180,7 @@ class BiremeServer:
         if client.state is not EngineState.FAILED:
             return
         if client.info is None:
-            self._give_up(client.failure or "the engine failed")
+            self._give_up(client.failure or RuntimeError("the engine failed"))
         else:
             logger.error("the engine will not be started again: %s; restart the server", client.failure)
 
@@ -196,7 +199,7 @@ class BiremeServer:
         """Whether systemd should leave this server alone."""
         return self.state.client.state not in (EngineState.STALLED, EngineState.FAILED)
 
-    def _give_up(self, error: str) -> None:
+    def _give_up(self, error: Exception) -> None:
         if not self.state.draining:
             self._error = error
         self._http.should_exit = True
@@ -217,7 +220,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def serve(settings: ServerSettings, listener: socket.socket) -> str | None:
+def serve(settings: ServerSettings, listener: socket.socket) -> Exception | None:
     """Run a server on a bound socket; see ``BiremeServer.run``."""
     import uvloop
 

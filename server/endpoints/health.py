@@ -34,7 +34,7 @@ async def health(http: Request) -> Response:
     if body["status"] == EngineState.LOADING.value and state.client.loaded[1]:
         body["loaded_bytes"], body["total_bytes"] = state.client.loaded
     if status is EngineState.FAILED:
-        body["error"] = state.client.failure
+        body["error"] = str(state.client.failure)
     return Response(orjson.dumps(body), 200 if body["status"] == "ok" else 503, media_type="application/json")
 
 

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from ..commands.fail import EXIT_USAGE, fail
 from ..listen import bind, url_of
 from ..settings import EngineSpec, ServerSettings
 from ..users.store import NO_USERS
@@ -42,7 +43,7 @@ class OwnServer:
         self._log: IO[bytes]
 
     def __enter__(self) -> Connection:
-        """Raises ``ServerError``: it could not start; the message is its own."""
+        """Raises ``ServerError``, or ``ValueError`` for a model or an option that is wrong; the message is its own."""
         listener = bind(self._settings.host, 0)
         self._log = tempfile.TemporaryFile()
         command = [sys.executable, "-P", "-m", "bireme.server.terminal.own_server", str(listener.fileno())]
@@ -82,7 +83,8 @@ class OwnServer:
                     return
                 bar.update(int(body.get("loaded_bytes", 0)), int(body.get("total_bytes", 0)))
                 time.sleep(0.05)
-        raise ServerError(self._last_words())
+        kind = ValueError if self._process.returncode == EXIT_USAGE else ServerError
+        raise kind(self._last_words())
 
     def _last_words(self) -> str:
         self._log.seek(0)
@@ -117,8 +119,7 @@ def main() -> None:
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
     if failure := serve(settings, socket.socket(fileno=int(sys.argv[1]))):
-        print(f"bireme: {' '.join(failure.split())}", file=sys.stderr)
-        sys.exit(1)
+        fail(failure)
 
 
 if __name__ == "__main__":

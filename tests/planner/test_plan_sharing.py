@@ -119,5 +119,5 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     result = run("nobody/nothing")
-    assert result.exit_code == 2 and "the Hub can't be reached" in result.stderr
+    assert result.exit_code == 1 and "the Hub can't be reached" in result.stderr
     assert result.stderr.count("\n") == 1

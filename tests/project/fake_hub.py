@@ -20,6 +20,7 @@ class FakeHub:
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)  # file names whose transfer breaks off half way
+    busy: bool = False  # asked about a model it answers 503
     fetched: list[str] = field(default_factory=list)  # files whose content was sent, in order
     endpoint: str = ""
 
@@ -53,6 +54,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _info(self, repo: str) -> None:
+        if self.hub.busy:
+            return self._refuse(503, "")
         if repo in self.hub.gated:
             return self._refuse(403, "GatedRepo")
         if repo not in self.hub.repos:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from project.fake_hub import COMMIT, FakeHub, serve
 
-from bireme.models.hub import ModelNotFoundError, resolve
+from bireme.models.hub import HubUnreachableError, ModelNotFoundError, resolve
 
 SAFETENSORS = {
     "config.json": b"{}",
@@ -124,7 +124,7 @@ def test_refusals_say_what_to_do(hub: FakeHub, name: str, words: str) -> None:
 
 
 def test_offline_without_a_cache(hub: FakeHub, offline: None) -> None:
-    with pytest.raises(ModelNotFoundError, match="not in the local cache, and the Hub can't be reached .* by its path"):
+    with pytest.raises(HubUnreachableError, match="not in the local cache, and the Hub can't be reached .* path"):
         resolve("org/one")
 
 
@@ -135,11 +135,19 @@ def test_offline_out_of_the_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch,
     assert resolve(name) == online
 
 
+def test_a_busy_hub_is_as_good_as_none(hub: FakeHub) -> None:
+    online = resolve("org/one")
+    hub.busy = True
+    assert resolve("org/one") == online
+    with pytest.raises(HubUnreachableError, match="503"):
+        resolve("org/st")
+
+
 def test_offline_with_half_a_model(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = resolve("org/gg:Q4_K_M").parent
     (folder / "tiny-Q4_K_M-00002-of-00002.gguf").unlink()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelNotFoundError, match="without tiny-Q4_K_M-00002-of-00002.gguf"):
+    with pytest.raises(HubUnreachableError, match="without tiny-Q4_K_M-00002-of-00002.gguf"):
         resolve("org/gg:Q4_K_M")
 
 
@@ -147,7 +155,7 @@ def test_a_broken_transfer_is_never_used(hub: FakeHub, monkeypatch: pytest.Monke
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None, raising=False)
     hub.repos["org/long"] = {"long.gguf": b"z" * 4_000_000}
     hub.broken.add("long.gguf")
-    with pytest.raises(ModelNotFoundError, match="connection to the Hub was lost .* not be fetched twice"):
+    with pytest.raises(HubUnreachableError, match="connection to the Hub was lost .* not be fetched twice"):
         resolve("org/long")
     hub.broken.clear()
     assert resolve("org/long").stat().st_size == 4_000_000

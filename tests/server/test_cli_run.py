@@ -97,7 +97,7 @@ def test_a_server_of_its_own_ends_with_it(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []  # no socket, no log, no process that holds them
     (tmp_path / "bad.gguf").write_bytes(b"GGUF nonsense")
     failed = once(str(tmp_path / "bad.gguf"), "x", "--device", "cpu")
-    assert failed.returncode == 1 and failed.stdout == "" and failed.stderr.count("\n") == 1
+    assert failed.returncode == 2 and failed.stdout == "" and failed.stderr.count("\n") == 1
     assert failed.stderr.startswith("bireme: ") and "bad.gguf" in failed.stderr
 
 

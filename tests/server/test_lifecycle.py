@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,15 +42,20 @@ def test_taken_port_is_found_before_loading(server: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["/no/such/model"], 1, "/no/such/model"),
+        (["/no/such/model"], 2, "/no/such/model"),
+        (["BROKEN"], 2, "broken.gguf"),
+        (["MODEL", "--kv-cache-memory", "1"], 2, "kv_cache_memory"),
         (["MODEL", "--device", "cuda"], 1, "cuda"),
         (["MODEL", "--kv-cache-memory", "lots"], 2, "lots"),
         (["MODEL", "--max-num-seqs", "0"], 2, "max_num_seqs"),
         (["MODEL", "--host", "256.0.0.1"], 1, "256.0.0.1"),
     ],
 )
-def test_what_cannot_work_ends_with_one_line(options: list[str], code: int, words: str) -> None:
-    command = [*BIREME, "serve", "--port", "0", *(str(scripted.SCRIPTED) if one == "MODEL" else one for one in options)]
+def test_what_cannot_work_ends_with_one_line(options: list[str], code: int, words: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF nonsense")
+    paths = {"MODEL": str(scripted.SCRIPTED), "BROKEN": str(broken)}
+    command = [*BIREME, "serve", "--port", "0", *(paths.get(one, one) for one in options)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("Listening")]
     assert ended.returncode == code and len(lines) == 1 and words in lines[0] and lines[0].startswith("bireme: ")
