@@ -13,7 +13,7 @@ from ..server.commands.fail import fail
 
 ENGINE = EngineConfig()
 
-bench = typer.Typer(name="bench", help="Measure a server, or predict one.", no_args_is_help=True)
+bench = typer.Typer(name="bench", help="Measure a server, or the engine without one.", no_args_is_help=True)
 
 
 def _load(text: str, **limits: Any) -> Any:

@@ -114,9 +114,20 @@ def load(ctx: typer.Context, given: str | None) -> str | None:
     ctx.default_map = {**(ctx.default_map or {}), **found}
     if not given:
         typer.echo(f"Settings are taken from {path}.", err=True)
-    if _SECRET in found and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        typer.echo(f"bireme: {path} holds an API key that others can read: chmod 600 {path}", err=True)
+    if _SECRET in found and (mode := _mode_for_keys(path)):
+        typer.echo(f"bireme: {path} holds an API key that others can read: chmod {mode} {path}", err=True)
     return str(path)
+
+
+def _mode_for_keys(path: Path) -> str:
+    """What a file with keys should be set to; "" where it is as it should be.
+
+    Of somebody else's file the group's right is what we read it by: a service's file belongs to root.
+    """
+    found = path.stat()
+    ours = found.st_uid == os.geteuid()
+    open_to = stat.S_IROTH | stat.S_IRGRP if ours else stat.S_IROTH
+    return "" if not found.st_mode & open_to else "600" if ours else "640"
 
 
 def _drop_kubernetes_port() -> None:

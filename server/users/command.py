@@ -53,7 +53,7 @@ def add(
     max_context: MaxContext = None,
     users_db: UsersDb = None,
 ) -> None:
-    """Add a user and print the key. It is shown this once and kept nowhere."""
+    """Add a user and print the key. It is shown this once: only its digest and last letters are kept."""
     given = _given(locals())
     with _store(users_db, create=True) as store:
         key = store.add(User(name, **given))

@@ -105,7 +105,7 @@ class UserStore:
         return found
 
     def add(self, user: User) -> str:
-        """Returns the new user's key, which is kept nowhere."""
+        """Returns the new user's key, which is not kept."""
         key = new_key()
         values = (digest(key), hint(key), _today().isoformat(), *(getattr(user, name) for name in FIELDS))
         columns = ", ".join(("digest", "hint", "created", *FIELDS))

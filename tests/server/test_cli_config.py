@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -160,8 +161,18 @@ def test_a_key_in_a_file_for_all_to_read_is_warned_of_and_never_shown(elsewhere:
     assert "1 given, not shown" in open_.stdout
     path.chmod(0o600)
     assert "chmod" not in asked("--config", str(path)).stderr
+    path.chmod(0o640)
+    assert f"chmod 600 {path}" in asked("--config", str(path)).stderr.replace("\n", "")
     write(path, "[serve]\napi-key = [['sesame']]\n")
     assert "sesame" not in asked("--config", str(path)).output
+
+
+def test_the_group_may_read_a_key_in_a_file_of_somebody_else(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(elsewhere / "k.toml", "[serve]\napi-key = 'sesame'\n", mode=0o640)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    assert "chmod" not in asked("--config", str(path)).stderr
+    path.chmod(0o644)
+    assert f"chmod 640 {path}" in asked("--config", str(path)).stderr.replace("\n", "")
 
 
 def test_a_port_that_kubernetes_sets_is_none() -> None:
