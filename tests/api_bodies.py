@@ -9,8 +9,11 @@ from typing import Any
 
 import httpx
 
+#: Seconds before a wait gives up. Only a failure waits so long: a busy machine must not be taken for one.
+PATIENCE = 120.0
 
-def wait_for(condition: Callable[[], Any], timeout: float) -> Any:
+
+def wait_for(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     """The condition's first true value, or its last one after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while not (value := condition()) and time.monotonic() < end:

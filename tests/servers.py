@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import psutil
-from api_bodies import wait_for
+from api_bodies import PATIENCE, wait_for
 
 #: Seconds that a start may take: the first on a machine compiles kernels, beside other tests that do the same.
 START = 240.0
@@ -53,20 +53,20 @@ class Server:
     def _died(self) -> bool:
         return self.process.poll() is not None
 
-    def client(self, timeout: float = 30, **options: Any) -> httpx.Client:
+    def client(self, timeout: float = PATIENCE, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=timeout, **options)
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers=headers, timeout=30)
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=PATIENCE)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers=headers, timeout=30)
+        return httpx.get(self.url + path, headers=headers, timeout=PATIENCE)
 
     def metrics(self) -> dict[str, float]:
         """Samples by name, labels other than the model's in braces."""
         return parse_metrics(self.get("/metrics").text)
 
-    def wait_idle(self, timeout: float = 5) -> None:
+    def wait_idle(self, timeout: float = PATIENCE) -> None:
         def idle() -> bool:
             now = self.metrics()
             return not now["vllm:num_requests_running"] and not now["vllm:num_requests_waiting"]
@@ -83,14 +83,14 @@ class Server:
         assert len(found) == 1
         return found[0]
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = PATIENCE) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout)
 
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(20)
+        self.process.wait(PATIENCE)
 
 
 def parse_metrics(text: str) -> dict[str, float]:

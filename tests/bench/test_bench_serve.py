@@ -76,7 +76,7 @@ def test_the_first_token_is_the_first_text() -> None:
     with serving(answer) as url:
         level = one_level(url, 4, 1)
     assert level.spreads["ttft"].n == 2 and level.failures == {"no token": 2}
-    assert 290 < level.spreads["ttft"].percentiles[50] < 2000
+    assert level.spreads["ttft"].percentiles[50] > 290
 
 
 def test_failures_never_improve_the_numbers() -> None:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 import pytest
+from api_bodies import PATIENCE
 from fake_sse import DONE, HEAD, event, failure, serving, text, usage
 
 from bireme.bench.ask import Prompt, Session, Target
@@ -22,7 +23,7 @@ def run(answer: Answer, count: int, concurrency: int | None = None, due: list[fl
     """Load a server that answers request number n (from 0) with ``answer``; closed loop unless ``due`` is given."""
 
     async def load(url: str) -> Level:
-        target = Target(url=url, model="m", timeout=20)
+        target = Target(url=url, model="m", timeout=PATIENCE)
         sessions = [Session((Prompt(({"role": "user", "content": "x"},), 100),))] * count
         if due is not None:
             return summarise(await open_samples(target, sessions, due), Load("open", None, None))
@@ -72,7 +73,7 @@ def test_first_token_is_the_first_text() -> None:
 
     found = run(answer, 1)
     ttft = median(found, "ttft")
-    assert ttft is not None and 290 < ttft < 2000
+    assert ttft is not None and ttft > 290
 
 
 def test_failures_never_improve_the_numbers() -> None:
@@ -120,8 +121,8 @@ def test_open_loop_counts_from_the_intended_start() -> None:
     found = run(answer, 100, due=due)
     assert found.completed == 100
     latency = found.spreads["e2el"].percentiles
-    assert latency[99] == pytest.approx(980, abs=400)  # a generator that waits for answers would see 0
-    assert latency[95] == pytest.approx(900, abs=400)
+    assert latency[99] is not None and latency[99] > 900  # a generator that waits for answers would see 0
+    assert latency[95] is not None and latency[95] > 800
 
 
 def test_an_open_loop_asks_whether_or_not_it_was_answered() -> None:
@@ -131,7 +132,7 @@ def test_an_open_loop_asks_whether_or_not_it_was_answered() -> None:
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
         if number == 7:
             everyone.set()
-        await asyncio.wait_for(everyone.wait(), 5)
+        await asyncio.wait_for(everyone.wait(), PATIENCE)
         writer.write(HEAD + text("x", "stop") + usage(1) + DONE)
 
     assert run(answer, 8, due=[i * 0.01 for i in range(8)]).completed == 8

@@ -45,6 +45,22 @@ def hooked(start_server: StartServer) -> Server:
 
 
 @pytest.fixture(scope="session")
+def paced(start_server: StartServer) -> Server:
+    """A server whose steps take 20 ms: its long answers are still being made when a test looks, however late."""
+    one = start_server(hook={"device": "cpu", "step_s": 0.02})
+    one.wait_serving()
+    return one
+
+
+@pytest.fixture(scope="session")
+def paced_small(start_server: StartServer) -> Server:
+    """The same; one sequence at once, one more may wait."""
+    one = start_server(hook={"device": "cpu", "step_s": 0.02, "max_num_seqs": 1, "max_queue": 1})
+    one.wait_serving()
+    return one
+
+
+@pytest.fixture(scope="session")
 def with_defaults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripted model with generation defaults of its own: temperature 100, top-k 1."""
     return scripted.variant(tmp_path_factory.mktemp("defaults"), "sampling_defaults")

@@ -1,4 +1,5 @@
-"""An engine for tests that misbehaves on demand: a prompt's last character says how. It simulates: its text is noise.
+"""An engine for tests that misbehaves on demand: a prompt's last character says how. On the device it has by itself,
+sim, its text is noise.
 
 ``Z`` sleeps in the prefill, ``N`` gives NaN logits for that row, ``K`` raises in the third step of the row, ``W`` never
 returns, ``L`` writes the letter l without end. A prompt that holds ``say:1,2,3;`` is answered with these tokens.

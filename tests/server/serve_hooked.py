@@ -1,4 +1,4 @@
-"""Run a server on the hooked engine: ``serve_hooked.py MODEL JSON``; JSON sets server and engine fields."""
+"""Run a server on the hooked engine: ``serve_hooked.py MODEL JSON``; JSON sets device, server and engine fields."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main() -> None:
     engine = {one.name: options.pop(one.name) for one in fields(EngineConfig) if one.name in options}
     engine["slo"] = parse_slo(engine["slo"]) if "slo" in engine else None
     config = EngineConfig(**{"kv_cache_memory": 32 * 2**20, **engine})
-    spec = EngineSpec(model, "sim", config, loader="hooked_engine:load_hooked")
+    spec = EngineSpec(model, options.pop("device", "sim"), config, loader="hooked_engine:load_hooked")
     sys.exit(run.serve(ServerSettings(spec, **options), bind("127.0.0.1", 0)))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import scripted
 import typer.main
+from api_bodies import PATIENCE
 
 from bireme.server.cli import app
 from bireme.server.sd_notify import notify, watchdog, watchdog_interval
@@ -91,7 +92,7 @@ def test_a_server_tells_systemd_its_life(systemd: socket.socket, start_server: t
     server.process.send_signal(signal.SIGTERM)
     while "STOPPING=1" not in said:
         said += systemd.recv(1000).decode() + "\n"
-    assert server.process.wait(20) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def unit() -> configparser.ConfigParser:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import scripted
+from api_bodies import PATIENCE
 
 from bireme.server.terminal.answer import Answer, receive
 from bireme.server.terminal.connection import Connection, Delta, ServerError
@@ -101,25 +102,25 @@ def test_a_server_of_its_own_ends_with_it(tmp_path: Path) -> None:
     assert failed.stderr.startswith("bireme: ") and "bad.gguf" in failed.stderr
 
 
-def test_a_reader_that_leaves_is_no_error_message(server: Any) -> None:
-    command = [*RUN, "--url", server.url, "go 6", "--temperature", "0"]
+def test_a_reader_that_leaves_is_no_error_message(paced: Any) -> None:
+    command = [*RUN, "--url", paced.url, "go 6", "--temperature", "0"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         process.stdout.read(10)
         process.stdout.close()
-        assert process.wait(60) == 1 and b"Traceback" not in process.stderr.read()
-    server.wait_idle()
+        assert process.wait(PATIENCE) == 1 and b"Traceback" not in process.stderr.read()
+    paced.wait_idle()
 
 
-def test_ctrl_c_stops_one_answer(server: Any) -> None:
-    command = [*RUN, "--url", server.url, "go 6", "--temperature", "0"]
+def test_ctrl_c_stops_one_answer(paced: Any) -> None:
+    command = [*RUN, "--url", paced.url, "go 6", "--temperature", "0"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         process.stdout.read(10)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
-    server.wait_idle()
+    paced.wait_idle()
 
 
 class Terminal:
@@ -135,7 +136,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._end, text.encode())
 
-    def wait_for(self, words: str, timeout: float = 60) -> None:
+    def wait_for(self, words: str, timeout: float = PATIENCE) -> None:
         """Until ``words`` come behind what was waited for last."""
         until = time.monotonic() + timeout
         while words not in self.seen[self._mark :]:
@@ -150,8 +151,8 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(server: Any, tmp_path: Path) -> Iterator[Terminal]:
-    command = [*RUN, "--url", server.url, "--temperature", "0"]
+def terminal(paced: Any, tmp_path: Path) -> Iterator[Terminal]:
+    command = [*RUN, "--url", paced.url, "--temperature", "0"]
     one = Terminal(command, {"XDG_DATA_HOME": str(tmp_path), "HOME": str(tmp_path)})
     one.wait_for(">>> ")
     yield one
@@ -159,7 +160,7 @@ def terminal(server: Any, tmp_path: Path) -> Iterator[Terminal]:
         os.kill(one.pid, signal.SIGKILL)
 
 
-def test_a_chat(terminal: Terminal, server: Any, tmp_path: Path) -> None:
+def test_a_chat(terminal: Terminal, paced: Any, tmp_path: Path) -> None:
     terminal.type("go 0\n")
     terminal.wait_for("hello there!")
     terminal.wait_for(">>> ")
@@ -172,7 +173,7 @@ def test_a_chat(terminal: Terminal, server: Any, tmp_path: Path) -> None:
     terminal.wait_for("tick tock")
     terminal.type("\x03")
     terminal.wait_for("(stopped)")
-    server.wait_idle()
+    paced.wait_idle()
     terminal.type(f"/save {tmp_path}/kept.json\n")
     terminal.wait_for("6 messages are in")
     terminal.wait_for(">>> ")

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from api_bodies import chat, wait_for
+from api_bodies import PATIENCE, chat, wait_for
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def raw_post(server: Any, path: str, body: dict[str, Any]) -> Iterator[socket.so
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n".encode()
     with socket.create_connection((url.host, url.port or 80)) as connection:
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE)
         connection.sendall(head + data)
         yield connection
 
@@ -43,7 +43,7 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
 
 
 ENDLESS = chat("6", max_tokens=2000, ignore_eos=True)
-MANY = {**ENDLESS, "n": 10}  # some seconds, on the fastest of these servers
+MANY = {**ENDLESS, "n": 32}  # some seconds, on the fastest of these servers
 TOKEN = b'"delta":{"content":'
 
 
@@ -57,22 +57,23 @@ def test_while_tokens_come(request: pytest.FixtureRequest, where: str, stream: b
         if stream:
             read_until(connection, TOKEN)
         made = before["vllm:generation_tokens_total"]
-        assert wait_for(lambda: server.metrics()["vllm:generation_tokens_total"] > made, 5)
-    assert wait_for(lambda: aborted(server) == before['vllm:request_success_total{finished_reason="abort"}'] + 1, 2)
-    server.wait_idle(2)
+        assert wait_for(lambda: server.metrics()["vllm:generation_tokens_total"] > made)
+    assert wait_for(lambda: aborted(server) == before['vllm:request_success_total{finished_reason="abort"}'] + 1)
+    server.wait_idle()
     after = server.metrics()
     assert after["bireme:kv_blocks_live"] == 0
     made = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
-    assert 0 < made < 10 * 1900  # of ten times 2,000
+    assert 0 < made < 32 * 2000 * 0.95
 
 
-def test_several_choices_and_prompts(server: Any) -> None:
-    with raw_post(
-        server, "/v1/completions", {"prompt": ["x6", "xC"], "n": 2, "max_tokens": 1500, "stream": True}
-    ) as one:
+def test_several_choices_and_prompts(paced: Any) -> None:
+    body = {"prompt": ["x6", "xC"], "n": 2, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    before = aborted(paced)
+    with raw_post(paced, "/v1/completions", body) as one:
         read_until(one, b"tock")
-        assert wait_for(lambda: server.metrics()["vllm:num_requests_running"] == 4, 5)
-    server.wait_idle(2)
+        assert wait_for(lambda: paced.metrics()["vllm:num_requests_running"] == 4)
+    assert wait_for(lambda: aborted(paced) > before)
+    paced.wait_idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -81,53 +82,53 @@ def test_in_the_prefill(hooked: Any, stream: bool) -> None:
     before = aborted(hooked)
     with raw_post(hooked, "/v1/chat/completions", {**chat("Z", max_tokens=2000), "stream": stream}):
         time.sleep(0.5)
-    assert wait_for(lambda: aborted(hooked) == before + 1, 2)
-    hooked.wait_idle(5)
+    assert wait_for(lambda: aborted(hooked) == before + 1)
+    hooked.wait_idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_in_the_queue(small: Any, stream: bool) -> None:
+def test_in_the_queue(paced_small: Any, stream: bool) -> None:
     """One sequence runs at once: the second request waits, goes away, and the third is served."""
-    with raw_post(small, "/v1/chat/completions", {**ENDLESS, "stream": True}) as first:
+    with raw_post(paced_small, "/v1/chat/completions", {**ENDLESS, "stream": True}) as first:
         read_until(first, TOKEN)
-        before = aborted(small)
-        with raw_post(small, "/v1/chat/completions", {**ENDLESS, "stream": stream}):
-            assert wait_for(lambda: small.metrics()["vllm:num_requests_waiting"] == 1, 5)
-        assert wait_for(lambda: aborted(small) == before + 1, 2)
-        assert wait_for(lambda: small.metrics()["vllm:num_requests_waiting"] == 0, 2)
-    answer = small.post("/v1/chat/completions", chat("0")).json()
+        before = aborted(paced_small)
+        with raw_post(paced_small, "/v1/chat/completions", {**ENDLESS, "stream": stream}):
+            assert wait_for(lambda: paced_small.metrics()["vllm:num_requests_waiting"] == 1)
+        assert wait_for(lambda: aborted(paced_small) == before + 1)
+        assert wait_for(lambda: paced_small.metrics()["vllm:num_requests_waiting"] == 0)
+    answer = paced_small.post("/v1/chat/completions", chat("0")).json()
     assert answer["choices"][0]["message"]["content"] == " hello there!"
 
 
-def test_full_queue_answers_429(small: Any) -> None:
+def test_full_queue_answers_429(paced_small: Any) -> None:
     body = {**ENDLESS, "stream": True}
-    with raw_post(small, "/v1/chat/completions", body) as first:
+    with raw_post(paced_small, "/v1/chat/completions", body) as first:
         read_until(first, TOKEN)
-        with raw_post(small, "/v1/chat/completions", body):
-            assert wait_for(lambda: small.metrics()["vllm:num_requests_waiting"] == 1, 5)
+        with raw_post(paced_small, "/v1/chat/completions", body):
+            assert wait_for(lambda: paced_small.metrics()["vllm:num_requests_waiting"] == 1)
             for stream in (False, True):
-                full = small.post("/v1/chat/completions", {**ENDLESS, "stream": stream})
+                full = paced_small.post("/v1/chat/completions", {**ENDLESS, "stream": stream})
                 assert full.status_code == 429 and int(full.headers["retry-after"]) >= 1
                 assert full.json()["error"]["type"] == "rate_limit_error"
-    small.wait_idle()
-    assert small.get("/health").status_code == 200
+    paced_small.wait_idle()
+    assert paced_small.get("/health").status_code == 200
 
 
-def test_aborted_requests_are_in_every_metric(server: Any) -> None:
+def test_aborted_requests_are_in_every_metric(paced: Any) -> None:
     """F05: five streams closed early; totals and per-request sums move alike."""
-    server.wait_idle()
-    before = server.metrics()
+    paced.wait_idle()
+    before = paced.metrics()
     for _ in range(5):
-        with raw_post(server, "/v1/chat/completions", {**ENDLESS, "stream": True}) as connection:
+        with raw_post(paced, "/v1/chat/completions", {**ENDLESS, "stream": True}) as connection:
             read_until(connection, TOKEN)
-    assert wait_for(lambda: aborted(server) == before['vllm:request_success_total{finished_reason="abort"}'] + 5, 3)
-    server.wait_idle()
-    after = server.metrics()
+    assert wait_for(lambda: aborted(paced) == before['vllm:request_success_total{finished_reason="abort"}'] + 5)
+    paced.wait_idle()
+    after = paced.metrics()
     moved = {name: after[name] - before.get(name, 0) for name in after}
     assert moved["vllm:prompt_tokens_total"] == moved["vllm:request_prompt_tokens_sum"] > 0
     assert moved["vllm:generation_tokens_total"] == moved["vllm:request_generation_tokens_sum"] > 0
     assert moved["vllm:request_prompt_tokens_count"] == moved["vllm:e2e_request_latency_seconds_count"] == 5
-    assert ": abort; prompt" in server.log
+    assert ": abort; prompt" in paced.log
 
 
 #: Requests that would go on for long, by every road into the engine.
@@ -158,7 +159,7 @@ async def leave(port: int, phase: str, rng: random.Random) -> None:
     await writer.drain()
     if phase == "streaming":
         for _ in range(rng.randrange(1, 6)):
-            await asyncio.wait_for(reader.read(500), 20)
+            await asyncio.wait_for(reader.read(500), PATIENCE)
     elif phase not in ("connect", "sent"):
         await asyncio.sleep(rng.random() * 0.15)
     writer.transport.abort() if rng.random() < 0.5 else writer.close()
@@ -181,9 +182,9 @@ def test_five_hundred_that_leave_at_any_time_leave_nothing(hooked: Any) -> None:
         await asyncio.gather(*(one(number) for number in range(500)))
 
     asyncio.run(everyone())
-    hooked.wait_idle(20)
+    hooked.wait_idle()
     assert hooked.metrics()["bireme:kv_blocks_live"] == 0
-    assert wait_for(lambda: hooked.get("/tasks").json()["tasks"] == tasks, 10)
-    assert wait_for(lambda: process.num_fds() <= files, 10)
+    assert wait_for(lambda: hooked.get("/tasks").json()["tasks"] == tasks)
+    assert wait_for(lambda: process.num_fds() <= files)
     assert hooked.post("/v1/chat/completions", chat("0", max_tokens=3)).status_code == 200
     assert "Traceback" not in hooked.log[said:], hooked.log[said:]

@@ -96,9 +96,9 @@ def test_many_texts_beside_chats(server: Any) -> None:
 
 
 def test_a_client_that_leaves_ends_its_texts(hooked: Any) -> None:
-    with pytest.raises(httpx.ReadTimeout):
+    with pytest.raises(httpx.TimeoutException):
         httpx.post(hooked.url + PATH, json={"input": ["slow Z"] * 4}, timeout=0.3)
-    hooked.wait_idle(15)
+    hooked.wait_idle()
 
 
 def test_reranking_says_why_not(server: Any) -> None:

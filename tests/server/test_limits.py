@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_bodies import chat, wait_for
+from api_bodies import PATIENCE, chat, wait_for
 
 LOW = {
     "--max-messages": "3",
@@ -166,7 +166,7 @@ def test_waiting_per_user(start_server: Any) -> None:
                 response = context.__enter__()
                 streams.append(context)
                 assert response.status_code == 200
-                wait_for(lambda: server.metrics()["vllm:num_requests_running"] == 1, 5)
+                wait_for(lambda: server.metrics()["vllm:num_requests_running"] == 1)
             refused = server.post("/v1/completions", body("greedy"))
             error = refused.json()["error"]
             assert refused.status_code == 429 and error["code"] == "queue_full"
@@ -191,7 +191,7 @@ def test_waiting_per_user(start_server: Any) -> None:
 )
 def test_wrong_options_end_with_a_line(start_server: Any, options: tuple[str, ...], words: str) -> None:
     server = start_server("--device", "sim", *options)
-    assert server.process.wait(20) == 2  # what was asked for is wrong
+    assert server.process.wait(PATIENCE) == 2  # what was asked for is wrong
     assert words in server.log and "Traceback" not in server.log
 
 

@@ -30,7 +30,7 @@ def test_a_stream_that_makes_way_goes_on_where_it_stopped(start_server: Any) -> 
     server.wait_serving()
     with ThreadPoolExecutor(3) as pool:
         flood = [pool.submit(streamed, server.url, "flood", number, LONG) for number in range(2)]
-        wait_for(lambda: server.metrics()["vllm:num_requests_running"] == 2, 10)
+        wait_for(lambda: server.metrics()["vllm:num_requests_running"] == 2)
         late = pool.submit(streamed, server.url, "late", 2, 5)
         assert late.result()[1] == 5
         paused = [one.result() for one in flood]

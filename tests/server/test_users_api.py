@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
-from api_bodies import wait_for
+from api_bodies import PATIENCE, wait_for
 
 from bireme.server.users.keys import PREFIX
 from bireme.server.users.store import UserStore
 from bireme.server.users.user import User
-
-NOTICED = 5  # seconds, generously, until a running server has seen a change
 
 
 def command(*words: str, db: Path) -> subprocess.CompletedProcess[str]:
@@ -89,6 +88,7 @@ def test_a_users_context(house: House) -> None:
 
 
 def test_requests_per_minute(house: House) -> None:
+    began = time.monotonic()
     for left in (2, 1, 0):
         answer = house.ask("few")
         assert answer.status_code == 200
@@ -99,13 +99,13 @@ def test_requests_per_minute(house: House) -> None:
     error = refused.json()["error"]
     assert refused.status_code == 429 and error["type"] == "rate_limit_error"
     assert error["code"] == "rate_limit_exceeded" and "3 requests per minute for few" in error["message"]
-    assert 10 < int(refused.headers["retry-after"]) <= 20
+    assert 20 - (time.monotonic() - began) <= int(refused.headers["retry-after"]) <= 20
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
     claude = {"x-api-key": house.keys["few"], "anthropic-version": "2023-06-01"}
     turn = {"max_tokens": 5, "messages": [{"role": "user", "content": "go 0"}]}
     other = house.server.post("/v1/messages", turn, **claude)
     assert other.status_code == 429 and other.json()["error"]["type"] == "rate_limit_error"
-    assert other.json()["type"] == "error" and int(other.headers["retry-after"]) > 5
+    assert other.json()["type"] == "error" and int(other.headers["retry-after"]) >= 1
     assert other.headers["anthropic-ratelimit-requests-remaining"] == "0"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}Z", other.headers["anthropic-ratelimit-requests-reset"])
     listed = house.server.get("/v1/models", Authorization=f"Bearer {house.keys['few']}")
@@ -119,15 +119,17 @@ def test_tokens_per_minute_and_what_the_cache_saves(house: House) -> None:
         assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
         return int(answer.headers["x-ratelimit-remaining-tokens"])
 
+    began = time.monotonic()
     first = remaining(house.ask("thrifty", [122] * 500, max_tokens=20))
-    assert 470 <= first <= 600, "500 read and 20 made, less what the clock gave back"
+    given_back = (time.monotonic() - began) * 1000 / 60
+    assert 470 <= first <= 490 + given_back, "500 read and 20 made, less what the clock gave back"
     again = remaining(house.ask("thrifty", [122] * 450, max_tokens=20))
     assert again >= first - 60, "what was in the cache is not charged"
     refused = house.ask("thrifty", [123] * 900)
     error = refused.json()["error"]
     assert refused.status_code == 429 and error["code"] == "rate_limit_exceeded"
     assert "1000 tokens per minute for thrifty" in error["message"] and "has 900" in error["message"]
-    assert 5 <= int(refused.headers["retry-after"]) <= 35
+    assert 1 <= int(refused.headers["retry-after"]) <= 35
     many = house.ask("thrifty", [[123] * 300, [124] * 300, [125] * 300])  # type: ignore[list-item]
     assert many.status_code == 429, "a list is taken whole or not at all"
     assert house.ask("thrifty", [126] * 100).status_code == 200, "a refusal costs nothing"
@@ -136,7 +138,7 @@ def test_tokens_per_minute_and_what_the_cache_saves(house: House) -> None:
 
 def test_requests_at_once(house: House) -> None:
     with ThreadPoolExecutor() as pool, house.server.client() as client:
-        body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
         headers = {"x-api-key": house.keys["single"]}
         with client.stream("POST", "/v1/completions", json=body, headers=headers) as stream:
             assert stream.status_code == 200
@@ -146,23 +148,23 @@ def test_requests_at_once(house: House) -> None:
                 assert refused.headers["retry-after"] == "1"
             assert house.server.post("/tokenize", {"prompt": "x"}, **headers).status_code == 200
         # The client left in the midst of the stream: its place is free as soon as that is noticed.
-        assert wait_for(lambda: house.ask("single").status_code == 200, 5)
+        assert wait_for(lambda: house.ask("single").status_code == 200)
 
 
 def test_changes_reach_a_running_server(house: House) -> None:
     added = command("add", "new", "--requests-per-minute", "7", db=house.db)
     key = added.stdout.strip()
     assert added.returncode == 0 and key.startswith(PREFIX) and "not shown again" in added.stderr
-    assert wait_for(lambda: house.with_key(key).status_code == 200, NOTICED)
+    assert wait_for(lambda: house.with_key(key).status_code == 200)
     assert command("set", "new", "--requests-per-minute", "none", "--max-context", "50", db=house.db).returncode == 0
-    assert wait_for(lambda: house.with_key(key, [120] * 60).status_code == 400, NOTICED)
+    assert wait_for(lambda: house.with_key(key, [120] * 60).status_code == 400)
     assert "x-ratelimit-limit-requests" not in house.with_key(key).headers
     other = command("rotate", "new", db=house.db).stdout.strip()
-    assert wait_for(lambda: house.with_key(key).status_code == 401, NOTICED)
+    assert wait_for(lambda: house.with_key(key).status_code == 401)
     assert house.with_key(other).status_code == 200
     assert "new" in command("list", db=house.db).stdout
     assert command("remove", "new", db=house.db).returncode == 0
-    assert wait_for(lambda: house.with_key(other).status_code == 401, NOTICED)
+    assert wait_for(lambda: house.with_key(other).status_code == 401)
     assert other not in house.server.log and key not in house.server.log
 
 
@@ -194,7 +196,7 @@ def test_usage_is_written_down_and_counted(house: House) -> None:
         return found
 
     sums = {user: now[f'bireme:user_generation_tokens_total{{user="{user}"}}'] for user in ("alice", "other")}
-    assert wait_for(lambda: all(written()[user].output == total for user, total in sums.items()), NOTICED)
+    assert wait_for(lambda: all(written()[user].output == total for user, total in sums.items()))
     shown = command("usage", "--days", "1", db=house.db).stdout
     assert re.search(r"alice +[\d,]+ +[\d,]+ +[\d,]+ +\d+ +0$", shown, re.MULTILINE)
 
@@ -216,7 +218,7 @@ def test_nothing_is_lost_at_the_end(start_server: Any, tmp_path: Path) -> None:
             return sum(row.usage.output for row in found)
 
         if number == signal.SIGKILL:
-            assert wait_for(lambda: output() == 20, NOTICED)
+            assert wait_for(lambda: output() == 20)
         server.stop(number)
         assert output() == (10 if number == signal.SIGTERM else 20)
 
@@ -224,7 +226,7 @@ def test_nothing_is_lost_at_the_end(start_server: Any, tmp_path: Path) -> None:
 def test_a_file_that_is_none_ends_the_start_with_a_line(start_server: Any, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no database, " * 500)
     server = start_server("--device", "sim", "--users-db", str(tmp_path / "notes.txt"))
-    assert server.process.wait(20) == 1
+    assert server.process.wait(PATIENCE) == 1
     assert "notes.txt can't be used as a users' file" in server.log and "Traceback" not in server.log
 
 

@@ -60,7 +60,7 @@ class Tab:
         self.page = page
         self.url = url
         self.problems: list[str] = []
-        page.set_default_timeout(15000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", lambda message: self._note(message))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from api_bodies import PATIENCE
 from spoken import say
 
 from bireme.core.request import FinishReason
@@ -134,7 +135,7 @@ def test_the_engine_is_watched_again_after_a_restart_and_to_its_end(start: Any) 
         until(feed, lambda one: one["state"] == "ok" and "stats" in one)
         frail.process.terminate()
         last = list(feed)  # the stream ends: a dashboard holds no server up
-    assert frail.process.wait(20) == 0 and last[-1]["state"] in ("draining", "ok")
+    assert frail.process.wait(PATIENCE) == 0 and last[-1]["state"] in ("draining", "ok")
 
 
 def test_keys_open_the_feed_and_names_stay_with_their_owners(start: Any, tmp_path: Any) -> None:

@@ -54,7 +54,7 @@ def test_stop_ends_the_request_in_the_engine(tab: Any, server: Any) -> None:
     tab.page.locator(".message.assistant .markdown p").first.wait_for()
     tab.page.click("#stop")
     tab.done().wait_for()
-    assert wait_for(lambda: aborted(server) == before + 1, 3)
+    assert wait_for(lambda: aborted(server) == before + 1)
     server.wait_idle()
     assert server.metrics()["bireme:kv_blocks_live"] == 0
     answer = tab.done().inner_text()
@@ -120,7 +120,7 @@ def test_two_tabs_at_once(tabs: Any) -> None:
     for tab, word in ((one, "left"), (two, "right")):
         tab.done().wait_for()
         assert tab.done().locator(".markdown").last.inner_text().count(word) == 40
-    assert wait_for(lambda: one.page.locator(".chat-title").count() == 2, 3)
+    assert wait_for(lambda: one.page.locator(".chat-title").count() == 2)
     two.page.reload()
     assert two.done().locator(".markdown").last.inner_text().count("right") == 40
 
@@ -194,7 +194,7 @@ def test_scrolled_up_stays_where_it_is(tab: Any) -> None:
     assert box.evaluate("e => e.scrollHeight - e.scrollTop - e.clientHeight") < 60
     box.evaluate("e => { e.scrollTop = 0 }")
     count = page.locator(".message.assistant p").count()
-    assert wait_for(lambda: page.locator(".message.assistant p").count() > count + 10, 5)
+    assert wait_for(lambda: page.locator(".message.assistant p").count() > count + 10)
     assert box.evaluate("e => e.scrollTop") == 0 and page.locator("#to-end").is_visible()
     page.click("#to-end")
     tab.done().wait_for()

@@ -45,7 +45,7 @@ def test_running_requests_and_their_steps(tab: Any, server: Any) -> None:
     page = tab.open("#dashboard")
     with load(server, 3):
         page.locator("#n-running", has_text="3").wait_for()
-        assert wait_for(lambda: page.locator("#users tr").count() == 3, 3)
+        assert wait_for(lambda: page.locator("#users tr").count() == 3)
         users = {row.split("\t")[0].strip() for row in page.locator("#users tr").all_inner_texts()}
         assert users == {"user-0", "user-1", "user-2"}
         assert wait_for(lambda: drawn(page, "timeline") >= 5, 3)  # ticks, words, three users
@@ -78,7 +78,7 @@ def test_a_prompt_read_in_chunks_is_told(tab: Any, server: Any) -> None:
         page.click("#steps-refresh")
         return [row for row in page.locator("#steps tr").all_inner_texts() if "guest" in row or "you" in row]
 
-    assert wait_for(told, 5)
+    assert wait_for(told)
 
 
 def test_nobody_looks_so_nothing_is_sent(tab: Any, server: Any) -> None:
@@ -89,7 +89,7 @@ def test_nobody_looks_so_nothing_is_sent(tab: Any, server: Any) -> None:
     page.on("requestfailed", lambda request: closed.append(request.url))
     page.click("#tab-chat")
     page.locator("#dashboard").wait_for(state="hidden")
-    assert wait_for(lambda: page.wait_for_timeout(50) or any("dashboard/events" in url for url in closed), 3)
+    assert wait_for(lambda: page.wait_for_timeout(50) or any("dashboard/events" in url for url in closed))
 
 
 def test_nothing_moves_where_motion_is_unwelcome(tabs: Any) -> None:
