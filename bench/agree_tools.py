@@ -29,12 +29,13 @@ from .arrivals import schedule
 from .ask import Prompt, Session, Target
 from .closed_level import closed_level
 from .http import start_paced
-from .level import Load, summarise
+from .level import Load
 from .load import open_samples
 from .machine import describe, line
 from .other_tools import FIGURES, TOOLS, Figures, Job, our_figures
-from .serve import word_source
+from .probe import word_source
 from .servers import Server, start_bireme
+from .summary import summarise
 
 LIMIT = 0.05  # what two may differ by, of each figure
 OURS = "bireme bench"

@@ -20,7 +20,8 @@ class Ramp:
 
     def __post_init__(self) -> None:
         for rate in (self.start, self.end):
-            _check(rate, 1.0)
+            if not 0 < rate < float("inf"):
+                raise ValueError(f"a ramp's rate is {rate:g}; it must be above 0 and below inf")
         if self.strategy not in STRATEGIES:
             raise ValueError(f"ramp-up-strategy is {self.strategy!r}; it must be {' or '.join(STRATEGIES)}")
 

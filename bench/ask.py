@@ -84,6 +84,7 @@ class Sample:
     times: list[float] = field(default_factory=list)  # of every chunk with text
     text: str = ""  # the answer, where a next turn needs it
     user: str = ""
+    unasked: int = 0  # later turns of its conversation that were not asked, since this one failed
 
     @property
     def output_tokens(self) -> int:
@@ -103,7 +104,7 @@ async def ask(client: httpx.AsyncClient, target: Target, prompt: Prompt, due: fl
                     sample.failure, sample.reason = f"HTTP {response.status_code}", _words(await response.aread())
     except (TimeoutError, httpx.TimeoutException):
         sample.failure = "timeout"
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         sample.failure, sample.reason = f"connection ({type(error).__name__})", _line(str(error))
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         sample.failure, sample.reason = "malformed answer", _line(str(error))
@@ -177,7 +178,9 @@ def _usage(usage: dict[str, Any] | None, sample: Sample) -> None:
         sample.tokens = int(usage["completion_tokens"])
     if usage.get("prompt_tokens") is not None:
         sample.prompt_tokens = int(usage["prompt_tokens"])
-    sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    if cached is not None:
+        sample.cached_tokens = int(cached)
 
 
 def _answer(choice: dict[str, Any]) -> str:

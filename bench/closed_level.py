@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from .ask import Prompt, Session, Target
-from .level import Level, Load, summarise
+from .level import Level, Load
 from .load import closed_samples
+from .summary import summarise
 
 
 def closed_level(target: Target, prompts: Sequence[Prompt], users: int) -> Level:

@@ -66,7 +66,7 @@ def serve(
     num_prefixes: Annotated[int, _data("prefix: how many different ones.", min=1)] = 4,
     turns: Annotated[int, _data("multiturn: turns of a conversation.", min=1)] = 4,
     think: Annotated[float, _data("multiturn: seconds before a next turn.", min=0)] = 0.0,
-    seed: Annotated[int, _data("Of prompts, lengths and arrivals.")] = 0,
+    seed: Annotated[int, _data("Of prompts, lengths and arrivals.", min=0)] = 0,
     goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50 e2el:9000.")] = None,
     attainment: Annotated[float, _result("Share of requests that must meet it.", min=0, max=1)] = 0.9,
     find_goodput: Annotated[bool, _result("Search for the largest load that meets the objective.")] = False,
@@ -88,7 +88,7 @@ _Model = Annotated[str, typer.Option(help="As for `bireme serve`.")]
 _Threads = Annotated[int | None, typer.Option(help="On a CPU. Default: one per core.", min=1)]
 _InputLen = Annotated[int, typer.Option(help="Tokens in.", min=1)]
 _OutputLen = Annotated[int, typer.Option(help="Tokens out.", min=1)]
-_Seed = Annotated[int, typer.Option(help="Of the prompts.")]
+_Seed = Annotated[int, typer.Option(help="Of the prompts.", min=0)]
 
 
 @bench.command("throughput")
@@ -147,7 +147,7 @@ def kernels(
 def _offline(name: str, options: dict[str, Any]) -> None:
     def run(given: dict[str, Any]) -> int:
         from .offline import run_offline
-        from .serve_command import counts
+        from .serve_options import counts
 
         for option, plural in (("batch_size", "batch_sizes"), ("sequences", "sequences")):
             if option in given:
@@ -159,9 +159,11 @@ def _offline(name: str, options: dict[str, Any]) -> None:
 
 def _or_fail(call: Any, options: dict[str, Any]) -> None:
     """Run a command; what is wrong with the input becomes one line, failures of requests exit code 1."""
+    from ..backends.select import DeviceUnavailableError
+
     try:
         code = call(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError, MemoryError, DeviceUnavailableError) as error:
         fail(error)
     raise typer.Exit(code)
 
@@ -206,7 +208,7 @@ def simulate(
     num_prefixes: Annotated[int, _data("prefix: how many different ones.", min=1)] = 4,
     turns: Annotated[int, _data("multiturn: turns of a conversation.", min=1)] = 4,
     think: Annotated[float, _data("multiturn: seconds before a next turn.", min=0)] = 0.0,
-    seed: Annotated[int, _data("Of prompts, lengths and arrivals.")] = 0,
+    seed: Annotated[int, _data("Of prompts, lengths and arrivals.", min=0)] = 0,
     goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50. Default: that of --slo.")] = None,
     json_path: Annotated[Path | None, _result("Write everything here.", "--json")] = None,
     html_path: Annotated[Path | None, _result("Write a timeline of the first steps here.", "--html")] = None,

@@ -23,30 +23,69 @@ FIGURES = (
 )
 
 
-def compare(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Levels that both runs have, figure by figure, with the ratio of the second to the first."""
-    names = (str(first.get("label") or "first"), str(second.get("label") or "second"))
-    others = {level["level"]: level for level in second["levels"]}
-    lines = []
-    for level in first["levels"]:
-        other = others.get(level["level"])
-        if other is None:
-            continue
-        lines += [f"{level['loop']} loop, {level['level']}", f"  {'':<14}{names[0]:>16}{names[1]:>16}{'ratio':>10}"]
-        for key, title, more in FIGURES:
-            lines.append(_row(title, level.get(key), other.get(key), more))
-    missing = {level["level"] for level in first["levels"]} ^ set(others)
+def compare(first: dict[str, Any], second: dict[str, Any], paths: Sequence[str] = ("first", "second")) -> str:
+    """Levels that both runs have, figure by figure, with the ratio of the second to the first. ``paths``: what the runs
+    are called where their labels don't tell them apart.
+
+    Raises:
+        ValueError: they have no level in common.
+    """
+    names = [str(run.get("label") or path) for run, path in zip((first, second), paths, strict=True)]
+    if names[0] == names[1]:
+        names = list(paths)
+    others = {_load(level): level for level in second["levels"]}
+    shared = [level for level in first["levels"] if _load(level) in others]
+    missing = sorted({_load(level) for level in first["levels"]} ^ set(others))
+    if not shared:
+        raise ValueError(f"the two have no level in common; one or the other has: {', '.join(missing)}")
+    lines, width = _differences(first, second), max(16, *(len(name) + 2 for name in names))
+    for level in shared:
+        other = others[_load(level)]
+        lines += [_load(level), f"  {'':<14}{names[0]:>{width}}{names[1]:>{width}}{'ratio':>10}"]
+        lines += [_row(title, level.get(key), other.get(key), more, width) for key, title, more in FIGURES]
+        for name, one in zip(names, (level, other), strict=True):
+            if one.get("unfinished"):
+                lines.append(f"  {name} was interrupted: {one['unfinished']} of its requests are left out")
     if missing:
-        lines.append(f"Only one of the two has: {', '.join(sorted(missing))}")
+        lines.append(f"Only one of the two has: {', '.join(missing)}")
     return "\n".join(line for line in lines if line)
 
 
-def _row(title: str, a: float | None, b: float | None, more: bool) -> str:
+def _load(level: dict[str, Any]) -> str:
+    """A level's load with all that shaped it: levels that have this in common were asked alike."""
+    terms = [f"{level['loop']} loop"]
+    terms += [f"{level['ramp_up_strategy']} ramp"] if "ramp_up_strategy" in level else []
+    if level["loop"] == "open":
+        terms += [f"burstiness {level['burstiness']}"] if level.get("burstiness", 1) != 1 else []
+        terms += [f"no more than {level['max_concurrency']} at once"] if level.get("max_concurrency") else []
+    return ", ".join([*terms, level["level"]])
+
+
+#: Options that a level's own name holds, or that change nothing in what is asked.
+_UNSAID = frozenset(
+    "concurrency request_rate burstiness max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps json_path "
+    "html_path label url model rounds find_goodput".split()
+)
+
+
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """What else differs between the runs, so that nobody takes it for the servers' doing."""
+    sides = [
+        {key: value for key, value in run.get("options", {}).items() if key not in _UNSAID}
+        | {"model": run.get("model_id"), "machine": run.get("machine", {}).get("cpu")}
+        for run in (first, second)
+    ]
+    keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(key) != sides[1].get(key)]
+    said = "; ".join(f"{key.replace('_', '-')} {sides[0].get(key)} and {sides[1].get(key)}" for key in keys)
+    return [f"They differ in more than the load: {said}"] if said else []
+
+
+def _row(title: str, a: float | None, b: float | None, more: bool, width: int) -> str:
     if a is None and b is None:
         return ""
     ratio = "n/a" if not a or b is None else f"{b / a:.2f}"
-    word = "" if not a or b is None or a == b else ("  better" if (b > a) == more else "  worse")
-    return f"  {title:<14}{ms(a):>16}{ms(b):>16}{ratio:>10}{word}"
+    word = "" if a is None or b is None or a == b else ("  better" if (b > a) == more else "  worse")
+    return f"  {title:<14}{ms(a):>{width}}{ms(b):>{width}}{ratio:>10}{word}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def draw(spec: DataSpec, source: Source, count: int, number: int = 0, before: in
         return read_drawn(spec, source, count, before)
     rng = random.Random(f"{spec.seed} {number}")
     if spec.kind == "multiturn":
-        return Drawn([_conversation(spec, source, rng) for _ in range(max(1, count // spec.turns))])
+        return Drawn([_conversation(spec, source, rng) for _ in range(spec.sessions(count))])
     heads = [source.draw(rng, spec.prefix_len) for _ in range(spec.num_prefixes)] if spec.kind == "prefix" else []
     sessions = []
     for i in range(count):

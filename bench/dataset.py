@@ -31,6 +31,10 @@ class DataSpec:
     chat: bool = False
     seed: int = 0
 
+    def sessions(self, requests: int) -> int:
+        """How many sessions make so many requests; at least one."""
+        return max(1, requests // self.turns) if self.kind == "multiturn" else requests
+
     @property
     def unit(self) -> str:
         """What an open loop sends so many of a second."""

@@ -19,11 +19,15 @@ def fit_run(run: dict[str, Any]) -> LinearCost:
     always has a request running, which a closed loop of many requests nearly is.
 
     Raises:
-        ValueError: fewer than two closed-loop levels.
+        ValueError: fewer than two closed-loop levels, or none that knows how long its prompts were.
     """
     rows, times = [], []
     for level in run["levels"]:
         if level["loop"] == "closed" and level["completed"] and not level["failed"]:
+            if level["total_input_tokens"] is None:
+                raise ValueError(
+                    "the server sent no usage, so nobody knows how long the prompts were; there is no fit without"
+                )
             rows.append(_row(level))
             times.append(float(level["duration"]))
     if len(rows) < 2:
@@ -49,7 +53,7 @@ def fit_front(run: dict[str, Any], cost: LinearCost) -> float:
     waited for beyond the step that read its prompt. At least 0."""
     closed = [level for level in run["levels"] if level["loop"] == "closed" and level["completed"]]
     level = min(closed, key=lambda one: float(one["max_concurrency"]))
-    prompt = float(np.mean(level["series"]["input_tokens"])) - level["total_cached_tokens"] / level["completed"]
+    prompt = float(np.mean(level["series"]["input_tokens"])) - (level["total_cached_tokens"] or 0) / level["completed"]
     reading = cost(round(prompt), round(prompt * (prompt + 1) / 2), round(prompt))
     return max(0.0, float(level["median_ttft_ms"]) / 1e3 - reading)
 
@@ -58,7 +62,7 @@ def _row(level: dict[str, Any]) -> tuple[float, float, float]:
     """(steps, tokens computed, pairs) of a level."""
     series = level["series"]
     inputs, outputs = np.array(series["input_tokens"]), np.array(series["output_tokens"])
-    cached = level["total_cached_tokens"] / max(1.0, float(inputs.sum()))
+    cached = (level["total_cached_tokens"] or 0) / max(1.0, float(inputs.sum()))
     fresh = inputs * (1 - cached)
     pairs = fresh * (inputs - fresh / 2) + outputs * (inputs + outputs / 2)
     steps = float(outputs.sum()) / float(level["max_concurrency"])

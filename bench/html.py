@@ -36,6 +36,7 @@ _COLUMNS = (
     ("request_throughput", "req/s", 2),
     ("request_goodput", "good req/s", 2),
     ("slo_attainment", "met", 3),
+    *((f"met_{name}", f"{title} met", 3) for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))),
     *(
         (f"p{p}_{name}_ms", f"{title} p{p}", 1)
         for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))
@@ -48,10 +49,14 @@ _TOTALS = (
     ("completed", "completed", 0),
     ("failed", "failed", 0),
     ("rejected", "of them rejected", 0),
+    ("unasked", "turns not asked", 0),
+    ("unfinished", "not ended (interrupted)", 0),
     ("total_input_tokens", "tokens in", 0),
     ("total_cached_tokens", "of them cached", 0),
     ("total_output_tokens", "tokens out", 0),
     ("duration", "seconds", 2),
+    ("max_send_lag_ms", "sent late at most, ms", 1),
+    ("generator_cpu", "generator's share of a core", 2),
 )
 
 
@@ -100,6 +105,7 @@ def document(title: str, body: str) -> str:
 
 def table(levels: Sequence[dict[str, Any]], wanted: Sequence[tuple[str, str, int]] = _COLUMNS) -> str:
     """One row per level; columns (key, title, digits) that no level has are left out."""
+    levels = [level | _met(level) for level in levels]
     columns = [column for column in wanted if any(level.get(column[0]) is not None for level in levels)]
     head = "".join(f"<th>{escape(title)}</th>" for _, title, _ in columns)
     rows = []
@@ -109,12 +115,18 @@ def table(levels: Sequence[dict[str, Any]], wanted: Sequence[tuple[str, str, int
     return f"<table><tr><th>load</th>{head}</tr>{''.join(rows)}</table>"
 
 
+def _met(level: dict[str, Any]) -> dict[str, float]:
+    """How often each bound of the objective was met; where there is but one, the whole says it."""
+    shares = level.get("slo_attainment_by_metric") or {}
+    return {f"met_{name}": share for name, share in shares.items()} if len(shares) > 1 else {}
+
+
 def _details(levels: Sequence[dict[str, Any]]) -> str:
     """Every latency of every level with its mean and all its percentiles, and the tokens; folded away."""
     names = ("n", "mean", *(f"p{p}" for p in PERCENTILES))
     rows = []
     for level in levels:
-        for name, title in LATENCIES.items():
+        for name, title in (LATENCIES | {"client_queue_time": "sent later than due"}).items():
             values = [level.get(f"{kind}_{name}" if kind == "n" else f"{kind}_{name}_ms") for kind in names]
             cells = "".join(f"<td>{_cell(value, int(i > 0))}</td>" for i, value in enumerate(values))
             rows.append(f"<tr><td>{escape(str(level['level']))}, {title}</td>{cells}</tr>")

@@ -1,8 +1,7 @@
-"""One level of load summed up: what came back, how fast, and how much of it was good."""
+"""One level of load as a record: what came back, how fast, and how much of it was good."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arrivals import Ramp
-from .ask import Sample
-from .objective import Attainment, Objective, values_ms
+from .objective import Attainment
 from .percentile import percentile
 
 PERCENTILES = (50, 90, 95, 99)
@@ -102,9 +100,9 @@ class Level:
     completed: int
     failures: Mapping[str, int]
     reasons: Mapping[str, str]  # by kind of failure: the first one's, in the server's words
-    input_tokens: int
+    input_tokens: int | None  # None: the server doesn't say; so with cached_tokens
     output_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     tokens_from: str  # "usage" or "chunks"
     spreads: Mapping[str, Spread]
     output_lengths: Spread
@@ -114,6 +112,8 @@ class Level:
     attainment: Attainment | None
     generator_cpu: float  # share of one core that the load generator used
     series: Mapping[str, list[float]] = field(default_factory=dict)  # per good request, for plots
+    unasked: int = 0  # later turns of conversations of which one failed
+    unfinished: int = 0  # requests that had not ended, or not begun, when the level was interrupted
 
     @property
     def failed(self) -> int:
@@ -139,13 +139,20 @@ class Level:
             return None
         return self.attainment.good / self.duration if self.duration > 0 else 0.0
 
+    def _total_throughput(self) -> float | None:
+        if self.input_tokens is None:
+            return None
+        return (self.input_tokens + self.output_tokens) / self.duration if self.duration > 0 else 0.0
+
     def failed_line(self) -> str:
         def named(kind: str, count: int) -> str:
             reason = self.reasons.get(kind)
             return f"{count} x {kind}" + (f" ({reason})" if reason else "")
 
         kinds = ", ".join(named(kind, count) for kind, count in sorted(self.failures.items()))
-        return f"{self.failed} of {self.failed + self.completed} requests FAILED: {kinds}" if self.failures else ""
+        unasked = f"; {self.unasked} later turns of their conversations were not asked" if self.unasked else ""
+        count = self.failed + self.completed
+        return f"{self.failed} of {count} requests FAILED: {kinds}{unasked}" if self.failures else ""
 
     def as_dict(self) -> dict[str, Any]:
         """With the keys of `vllm bench serve`, and some more."""
@@ -158,6 +165,8 @@ class Level:
             "failures": dict(self.failures),
             "failure_reasons": dict(self.reasons),
             "rejected": self.rejected,
+            "unasked": self.unasked,
+            "unfinished": self.unfinished,
             "total_input_tokens": self.input_tokens,
             "total_output_tokens": self.output_tokens,
             "total_cached_tokens": self.cached_tokens,
@@ -165,7 +174,7 @@ class Level:
             "request_throughput": self.request_throughput,
             "request_goodput": self.goodput,
             "output_throughput": self.output_throughput,
-            "total_token_throughput": (self.input_tokens + self.output_tokens) / self.duration if self.duration else 0,
+            "total_token_throughput": self._total_throughput(),
             "max_output_tokens_per_s": self.peak_tokens_per_second,
             "max_concurrent_requests": self.max_concurrent,
             "max_send_lag_ms": self.max_send_lag_ms,
@@ -182,82 +191,6 @@ class Level:
             found |= {f"median_{name}_ms": spread.percentiles[50]}
             found |= {f"p{p}_{name}_ms": value for p, value in spread.percentiles.items()}
         return found
-
-
-def summarise(
-    samples: Sequence[Sample], load: Load, objective: Objective | None = None, generator_cpu: float = 0.0
-) -> Level:
-    """Sum a level up. Failed requests give no latency and no tokens, but their time counts."""
-    good = [sample for sample in samples if sample.failure is None]
-    start = min((s.due for s in samples), default=0.0)
-    duration = max((s.end for s in samples), default=0.0) - start
-    return Level(
-        load=load,
-        duration=duration,
-        completed=len(good),
-        failures=dict(Counter(sample.failure for sample in samples if sample.failure is not None)),
-        reasons={s.failure: s.reason for s in reversed(samples) if s.failure is not None and s.reason},
-        input_tokens=sum(sample.prompt_tokens or 0 for sample in good),
-        output_tokens=sum(sample.output_tokens for sample in good),
-        cached_tokens=sum(sample.cached_tokens or 0 for sample in good),
-        tokens_from="usage" if all(sample.tokens is not None for sample in good) else "chunks",
-        spreads=_spreads(good),
-        output_lengths=Spread.of([sample.output_tokens for sample in good]),
-        peak_tokens_per_second=_peak(good, start, duration),
-        max_concurrent=_most_at_once(samples),
-        max_send_lag_ms=max((s.sent - s.due for s in samples), default=0.0) * 1e3,
-        attainment=None if objective is None else objective.attainment(samples),
-        generator_cpu=generator_cpu,
-        series=_series(good, start),
-    )
-
-
-def _spreads(good: Sequence[Sample]) -> dict[str, Spread]:
-    values = [values_ms(sample) for sample in good]
-    gaps = [[(b - a) * 1e3 for a, b in zip(s.times, s.times[1:], strict=False)] for s in good]
-    per_token = [gap * s.chunks / max(1, s.output_tokens) for s, own in zip(good, gaps, strict=True) for gap in own]
-    return {
-        "ttft": Spread.of([v["ttft"] for v in values]),
-        "tpot": Spread.of([v["tpot"] for v, s in zip(values, good, strict=True) if s.output_tokens > 1]),
-        "itl": Spread.of(per_token),
-        "inter_chunk": Spread.of([gap for own in gaps for gap in own]),
-        "e2el": Spread.of([v["e2el"] for v in values]),
-        "client_queue_time": Spread.of([(s.sent - s.due) * 1e3 for s in good]),
-    }
-
-
-def _peak(good: Sequence[Sample], start: float, duration: float) -> float:
-    """Most tokens in one of the equal parts, of a second at most, that the level divides into: never below the mean."""
-    if duration <= 0:
-        return 0.0
-    parts = max(1, int(-(-duration // 1)))
-    counts = [0.0] * parts
-    for sample in good:
-        each = sample.output_tokens / max(1, sample.chunks)
-        for at in sample.times:
-            counts[min(parts - 1, int((at - start) / duration * parts))] += each
-    return max(counts) * parts / duration
-
-
-def _most_at_once(samples: Sequence[Sample]) -> int:
-    events = sorted([(s.sent, 1) for s in samples] + [(s.end, -1) for s in samples])
-    running = most = 0
-    for _, change in events:
-        running += change
-        most = max(most, running)
-    return most
-
-
-def _series(good: Sequence[Sample], start: float) -> dict[str, list[float]]:
-    values = [values_ms(sample) for sample in good]
-    return {
-        "start": [round(sample.due - start, 4) for sample in good],
-        "ttft_ms": [round(v["ttft"], 3) for v in values],
-        "tpot_ms": [round(v["tpot"], 3) for v in values],
-        "e2el_ms": [round(v["e2el"], 3) for v in values],
-        "output_tokens": [float(sample.output_tokens) for sample in good],
-        "input_tokens": [float(sample.prompt_tokens or 0) for sample in good],
-    }
 
 
 def _spread_dict(spread: Spread) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ import httpx
 from .ask import Prompt, Sample, Session, Target, ask
 
 OnSample = Callable[[Sample], None]
+
+_OTHER_FILES = 64  # that a process has open beside its connections
 
 
 async def closed_samples(
@@ -73,6 +76,8 @@ async def _session(client: httpx.AsyncClient, target: Target, session: Session, 
             due = time.perf_counter()
         prompt = Prompt((*history, *turn.content), turn.max_tokens) if keep else turn
         sample = await ask(client, target, prompt, due)
+        if sample.failure is not None:
+            sample.unasked = len(session.turns) - number - 1
         yield sample
         if sample.failure is not None:
             return
@@ -82,7 +87,17 @@ async def _session(client: httpx.AsyncClient, target: Target, session: Session, 
 
 
 def _client(target: Target, connections: int) -> httpx.AsyncClient:
+    allow_files(connections)
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
     # An environment's proxy is not for a server under test, least of all one on this machine.
     return httpx.AsyncClient(headers=headers, limits=limits, timeout=target.timeout, trust_env=False)
+
+
+def allow_files(connections: int) -> None:
+    """Let this process have so many connections, as far as it may: each is an open file, and macOS begins with 256."""
+    wanted = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -50,6 +50,8 @@ def parse_objective(terms: Sequence[str]) -> Objective | None:
     bounds: dict[str, float] = {}
     for term in " ".join(terms).replace(",", " ").split():
         name, _, value = term.partition(":")
+        if name in bounds:
+            raise ValueError(f"goodput bounds {name} twice, with {term!r} the second time; give one bound")
         if name not in NAMES:
             raise ValueError(f"goodput names {name!r}; it takes {', '.join(NAMES)}, as in ttft:1000 tpot:50")
         try:

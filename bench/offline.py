@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -12,11 +13,13 @@ from typing import Any
 
 from ..core.request import SamplingParams
 from ..llm import LLM
+from ..server.commands.fail import EXIT_INTERRUPTED
 from .data import draw
 from .dataset import DataSpec
 from .level import PERCENTILES, Spread
 from .machine import describe, line
 from .serve import id_source
+from .serve_options import check_outputs
 from .sources import IdSource
 
 Options = Mapping[str, Any]
@@ -31,9 +34,11 @@ class Record:
     options: dict[str, str]
     machine: dict[str, Any]
     rows: tuple[Row, ...]
+    interrupted: bool = False  # by Ctrl-C: rows are missing
 
     def as_dict(self) -> dict[str, Any]:
-        return {"bench": self.bench, "machine": self.machine, "options": self.options, "rows": list(self.rows)}
+        found = {"bench": self.bench, "machine": self.machine, "options": self.options, "rows": list(self.rows)}
+        return found | ({"interrupted": True} if self.interrupted else {})
 
     def text(self) -> str:
         """A Markdown table under the machine; a figure that a row lacks is an empty cell."""
@@ -45,14 +50,26 @@ class Record:
 
 
 def run_offline(bench: str, options: Options) -> int:
-    """Measure, print the table, and write the record where it was asked for."""
+    """Measure, print the table, and write the record where it was asked for. After Ctrl-C the rows that are there are
+    kept. Returns the exit code."""
+    check_outputs(options)
     asked = {key: str(value) for key, value in options.items() if value not in (None, "", ())}
     machine = describe()
-    record = Record(bench, asked, machine, tuple(_BENCHES[bench](options)))
+    rows: list[Row] = []
+    interrupted = False
+    try:
+        rows.extend(_BENCHES[bench](options))  # which keeps those that came before an end
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        interrupted = True
+    record = Record(bench, asked, machine, tuple(rows), interrupted)
     print(record.text())
+    if interrupted:
+        print("WARNING: INTERRUPTED: rows are missing", file=sys.stderr)
     if options["json_path"]:
         options["json_path"].write_text(json.dumps(record.as_dict(), indent=1, default=str), encoding="utf-8")
-    return 0
+    return EXIT_INTERRUPTED if interrupted else 0
 
 
 def throughput(options: Options) -> Iterator[Row]:
@@ -89,8 +106,9 @@ def latency(options: Options) -> Iterator[Row]:
         whole, first = Spread.of(seconds), Spread.of(firsts)
         row: Row = {"batch": size, "n": whole.n, "mean ms": whole.mean}
         row |= {f"p{p} ms": whole.percentiles[p] for p in PERCENTILES}
-        steps = max(1, options["output_len"] - 1)
-        yield row | {"first tokens ms": first.mean, "ms a token": ((whole.mean or 0) - (first.mean or 0)) / steps}
+        steps = options["output_len"] - 1  # after the first: of a single token there is none to time
+        each = ((whole.mean or 0) - (first.mean or 0)) / steps if steps else None
+        yield row | {"first tokens ms": first.mean, "ms a token": each}
 
 
 def host(options: Options) -> Iterator[Row]:

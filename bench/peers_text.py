@@ -83,8 +83,15 @@ def _row(concurrency: int, label: str, levels: Sequence[Level], own: Sequence[Le
         sooner = f"{_ratio(p50, middle(own, 'p50_ttft_ms'))}, {_ratio(p95, middle(own, 'p95_ttft_ms'))}"
     cells = [str(concurrency), label, f"{rate or 0:.1f}", faster, duration(p50), duration(p95), sooner]
     cells += ["n/a" if tpot is None else f"{tpot:.0f} ms", str(sum(level.failed for level in levels))]
-    prompt, cached = (sum(getattr(level, name) for level in levels) for name in ("input_tokens", "cached_tokens"))
-    return "| " + " | ".join([*cells, f"{cached / prompt:.0%}" if prompt else "n/a"]) + " |"
+    return "| " + " | ".join([*cells, _cached(levels)]) + " |"
+
+
+def _cached(levels: Sequence[Level]) -> str:
+    """The share of the prompts' tokens that came out of a cache, of levels whose server tells."""
+    known = [
+        (one.input_tokens, one.cached_tokens) for one in levels if one.input_tokens and one.cached_tokens is not None
+    ]
+    return f"{sum(cached for _, cached in known) / sum(tokens for tokens, _ in known):.0%}" if known else "n/a"
 
 
 def _ratio(a: float | None, b: float | None) -> str:

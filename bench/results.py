@@ -10,6 +10,11 @@ from typing import Any
 
 from .level import LATENCIES, PERCENTILES, Level, Load
 
+#: A generator that uses more of its core than this may be what limits the figures.
+BUSY = 0.8
+#: Milliseconds that requests may be sent later than due, by p99, before a reader is told.
+LATE_MS = 50.0
+
 
 @dataclass(slots=True)
 class Run:
@@ -19,11 +24,13 @@ class Run:
     about: dict[str, Any]  # machine, command, server, data
     levels: list[Level] = field(default_factory=list)
     best: Load | None = None  # what a search found
+    interrupted: bool = False  # by Ctrl-C
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "label": self.label,
             **self.about,
+            "interrupted": self.interrupted,
             "best": None if self.best is None else {"load": self.best.name, "x": self.best.x, "loop": self.best.loop},
             "levels": [{"level": level.load.name, "x": level.load.x} | level.as_dict() for level in self.levels],
         }
@@ -43,7 +50,10 @@ def read_run(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no result of `bireme bench serve`: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("levels"), list):
-        raise ValueError(f"{path} is no result of `bireme bench serve`: it has no levels")
+        why = "of its own: it is a paired run" if isinstance(found, dict) and "runs" in found else "in it"
+        raise ValueError(f"{path} is no result of `bireme bench serve`: it has no levels {why}")
+    if not all(isinstance(level, dict) and {"level", "loop"} <= level.keys() for level in found["levels"]):
+        raise ValueError(f"{path} is no result of `bireme bench serve`: its levels don't say which load they had")
     return found
 
 
@@ -58,9 +68,9 @@ def level_text(level: Level) -> str:
     """The table of one level."""
     lines = [
         f"{level.load.about}, {level.load.name}: {level.completed} completed, {level.failed} failed "
-        f"({level.rejected} rejected) in {level.duration:.2f} s",
+        f"({level.rejected} rejected) in {level.duration:.2f} s{_unfinished(level)}",
         f"  output {level.output_throughput:.1f} tok/s (peak {level.peak_tokens_per_second:.1f}), "
-        f"{level.request_throughput:.2f} req/s; {level.input_tokens} tokens in ({level.cached_tokens} cached), "
+        f"{level.request_throughput:.2f} req/s; {_tokens_in(level)}, "
         f"{level.output_tokens} out (from {level.tokens_from}), "
         f"{ms(level.output_lengths.mean)} each; at most {level.max_concurrent} at once",
         f"  {'ms':<15}{'n':>8}{'mean':>10}" + "".join(f"{f'p{p}':>10}" for p in PERCENTILES),
@@ -85,15 +95,42 @@ def level_text(level: Level) -> str:
     return "\n".join(lines)
 
 
-def warnings(levels: Sequence[Level], busy: float) -> list[str]:
-    """What a reader must know before believing the figures."""
+def _unfinished(level: Level) -> str:
+    if not level.unfinished:
+        return ""
+    return f"; INTERRUPTED: {level.unfinished} more had not ended and are left out, the longest among them"
+
+
+def _tokens_in(level: Level) -> str:
+    if level.input_tokens is None:
+        return "tokens in: the server doesn't say"
+    cached = "cached: the server doesn't say" if level.cached_tokens is None else f"{level.cached_tokens} cached"
+    return f"{level.input_tokens} tokens in ({cached})"
+
+
+def warnings(levels: Sequence[Level], repeats: bool = False) -> list[str]:
+    """What a reader must know before believing the figures. ``repeats``: no prompt should have been seen before."""
     found = []
     for level in levels:
-        if level.generator_cpu > busy:
+        if level.generator_cpu > BUSY:
             found.append(
                 f"{level.load.name}: the load generator used {level.generator_cpu:.0%} of a core; it may be the "
                 "bottleneck, so the server may be faster than these figures"
             )
+        late = level.spreads["client_queue_time"].percentiles[99]
+        if level.load.loop == "open" and level.load.concurrency is None and late is not None and late > LATE_MS:
+            found.append(
+                f"{level.load.name}: requests were sent up to {ms(level.max_send_lag_ms)} ms later than due; the load "
+                "generator did not keep up, and the latencies hold that wait too"
+            )
         if level.tokens_from == "chunks" and level.completed:
             found.append(f"{level.load.name}: the server sends no usage; chunks are counted, which may not be tokens")
+        if level.unasked:
+            found.append(f"{level.load.name}: {level.unasked} turns were not asked, as one before them had failed")
+    seen = [one for one in levels if one.cached_tokens and one.cached_tokens > (one.input_tokens or 0) / 2]
+    if repeats and seen:
+        names = ", ".join(dict.fromkeys(level.load.name for level in seen))
+        found.append(
+            f"{names}: most prompt tokens came out of a prefix cache; another --seed makes prompts it has not seen"
+        )
     return found

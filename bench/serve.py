@@ -1,29 +1,22 @@
-"""A benchmark of one server: levels of load one after the other, or a search for the largest that is still good."""
+"""A benchmark of one server: levels of load one after the other."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import httpx
 
 from .arrivals import Ramp, ramp, schedule
-from .ask import Prompt, Sample, Target, ask
+from .ask import Sample, Target
 from .data import draw
-from .dataset import DataSpec
-from .level import Level, Load, summarise
-from .load import closed_samples, open_samples
+from .dataset import DataSpec, Drawn
+from .level import Level, Load
+from .load import OnSample, closed_samples, open_samples
 from .objective import Objective
-from .sources import IdSource, Source, WordSource
-
-#: A generator that uses more of its core than this may be what limits the figures.
-BUSY = 0.8
-_PATIENCE = 600.0
+from .sources import IdSource, Source
+from .summary import summarise
 
 OnProgress = Callable[[str, int, int], None]  # (what, requests done, requests in all)
 
@@ -47,10 +40,14 @@ class Plan:
     def __post_init__(self) -> None:
         given = [bool(self.concurrencies), bool(self.rates), self.ramp is not None]
         if self.data.kind == "trace":
-            if any(given):
-                raise ValueError("a trace has times of its own: leave out --concurrency, --request-rate and the ramp")
+            if any(given) or self.burstiness != 1:
+                raise ValueError(
+                    "a trace has times of its own: leave out --concurrency, --request-rate, the ramp and --burstiness"
+                )
         elif sum(given) != 1:
             raise ValueError("give either --concurrency (closed loop) or --request-rate or a ramp (open loop)")
+        if not self.burstiness > 0:
+            raise ValueError(f"burstiness is {self.burstiness:g}; it must be above 0 (1: Poisson, inf: even)")
         if self.concurrencies and (self.max_concurrency is not None or self.burstiness != 1):
             raise ValueError(
                 "--max-concurrency and --burstiness belong to an open loop; --concurrency makes a closed one"
@@ -75,15 +72,24 @@ class Runner:
     plan: Plan
     source: Source
     on_progress: OnProgress = lambda what, done, total: None
+    on_level: Callable[[Level], None] = lambda level: None
     number: int = 0
     drawn: int = 0
+    interrupted: bool = False
     levels: list[Level] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def run(self, load: Load) -> Level:
-        """One level, to its end."""
+        """One level, to its end.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C. What has ended until then is kept as a level that says what it lacks.
+        """
         level = asyncio.run(self._level(load))
         self.levels.append(level)
+        self.on_level(level)
+        if self.interrupted:
+            raise KeyboardInterrupt
         return level
 
     async def _level(self, load: Load) -> Level:
@@ -93,24 +99,42 @@ class Runner:
         self.number += 1
         self.drawn += len(drawn.sessions)
         self.notes += [note for note in drawn.notes if note not in self.notes]
-        total, done = sum(len(session.turns) for session in drawn.sessions), 0
+        self._note_idle_users(load, len(drawn.sessions))
+        total = sum(len(session.turns) for session in drawn.sessions)
+        samples: list[Sample] = []
 
         def note(sample: Sample) -> None:
-            nonlocal done
-            done += 1
-            self.on_progress(load.name, done, total)
+            samples.append(sample)
+            self.on_progress(load.name, len(samples), total)
 
         if self.number == 1 and plan.warmups:
             await self._warm_up(plan.warmups)
-        cpu, start = time.process_time(), time.perf_counter()
+        unfinished, cpu, start = 0, time.process_time(), time.perf_counter()
+        try:
+            await self._put(load, drawn, note)
+        except asyncio.CancelledError:  # Ctrl-C, by way of asyncio.run
+            if not samples:
+                raise
+            self.interrupted = True
+            unfinished = total - len(samples) - sum(sample.unasked for sample in samples)
+        busy = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
+        return summarise(samples, load, plan.objective, busy, unfinished)
+
+    async def _put(self, load: Load, drawn: Drawn, note: OnSample) -> None:
         if load.loop == "closed":
             assert load.concurrency is not None
-            samples = await closed_samples(self.target, drawn.sessions, load.concurrency, note)
+            await closed_samples(self.target, drawn.sessions, load.concurrency, note)
         else:
             due = drawn.due or self._due(load, len(drawn.sessions))
-            samples = await open_samples(self.target, drawn.sessions, due, note, load.concurrency)
-        busy = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
-        return summarise(samples, load, plan.objective, busy)
+            await open_samples(self.target, drawn.sessions, due, note, load.concurrency)
+
+    def _note_idle_users(self, load: Load, sessions: int) -> None:
+        if load.loop == "closed" and sessions < (load.concurrency or 0):
+            what = "conversations" if self.plan.data.kind == "multiturn" else "requests"
+            self.notes.append(
+                f"{load.name}: there are {sessions} {what} to share out, so no more than {sessions} users "
+                "were ever busy; give more --num-prompts"
+            )
 
     def _due(self, load: Load, count: int) -> list[float]:
         plan = self.plan
@@ -134,100 +158,8 @@ def _default_count(load: Load, data: DataSpec) -> int:
     return 100 if rate is None or rate == float("inf") else max(20, min(1000, round(30 * rate)))
 
 
-def search(
-    runner: Runner,
-    start: float,
-    most: float = 4096,
-    precision: float = 0.05,
-    on_level: Callable[[Level], None] = lambda level: None,
-) -> Load | None:
-    """The largest load that still meets the objective at ``plan.attainment``: doubling, then halving the gap.
-
-    ``start`` is a concurrency or a rate, as the plan's levels are. None: not even ``start`` and its tenth part do.
-    ``on_level`` hears of each load that was tried.
-    """
-    closed = bool(runner.plan.concurrencies)
-    assert runner.plan.objective is not None, "a search needs an objective"
-
-    def met(value: float) -> bool:
-        level = runner.run(_load(runner.plan, closed, value))
-        on_level(level)
-        assert level.attainment is not None
-        return level.attainment.share >= runner.plan.attainment
-
-    low, high = 0.0, start
-    while high <= most and met(high):
-        low, high = high, 2 * high
-    if not low:
-        low = 1.0 if closed else start / 10
-        if low >= high or not met(low):
-            return None
-    smallest = 1.0 if closed else 0.0
-    while high - low > max(smallest, precision * high) and high <= most:
-        middle = float(int((low + high) / 2)) if closed else (low + high) / 2
-        low, high = (middle, high) if met(middle) else (low, middle)
-    return _load(runner.plan, closed, low)
-
-
-def _load(plan: Plan, closed: bool, value: float) -> Load:
-    if closed:
-        return Load("closed", int(value), None)
-    return open_load(plan, value)
-
-
 def open_load(plan: Plan, rate: float) -> Load:
     return Load("open", plan.max_concurrency, rate, plan.burstiness, unit=plan.data.unit)
-
-
-def find_model(target: Target) -> str:
-    """The first model that the server lists.
-
-    Raises:
-        ValueError: it can't be reached, or lists none.
-    """
-    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    try:
-        answer = httpx.get(f"{target.url.rstrip('/')}/models", headers=headers, timeout=10, trust_env=False)
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{target.url}/models gives no model ({error}); name it with --model") from None
-
-
-def word_source(target: Target, chat: bool) -> WordSource:
-    """Prose, its words' length in tokens learnt from the server's own ``usage``; the usual 1.35 where it has none."""
-    source = WordSource()
-    text = source.draw(random.Random("calibrate"), 400)
-    sample = first_request(target, text, chat)
-    if sample.failure not in (None, "no token") and sample.prompt_tokens is None:
-        reason = f" ({sample.reason})" if sample.reason else ""
-        raise ValueError(f"a first request to {target.url} failed: {sample.failure}{reason}")
-    if sample.prompt_tokens:
-        source.tokens_per_word = sample.prompt_tokens / len(text.split())
-    return source
-
-
-def accepted(target: Target, chat: bool) -> Target:
-    """``target`` without ``ignore_eos`` if the server refuses a request for the sake of that, and only of that."""
-    without = {key: value for key, value in target.extra.items() if key != "ignore_eos"}
-    refusals = ("HTTP 400", "HTTP 422")
-    if len(without) == len(target.extra) or first_request(target, "Hello", chat).failure not in refusals:
-        return target
-    plain = replace(target, extra=without)
-    return target if first_request(plain, "Hello", chat).failure in refusals else plain
-
-
-def first_request(target: Target, text: str, chat: bool) -> Sample:
-    """One short answer to ``text``."""
-    content: Any = ({"role": "user", "content": text},) if chat else text
-
-    async def once() -> Sample:
-        async with httpx.AsyncClient(timeout=_PATIENCE, trust_env=False) as client:
-            if target.api_key:
-                client.headers["Authorization"] = f"Bearer {target.api_key}"
-            return await ask(client, target, Prompt(content, 1), time.perf_counter())
-
-    return asyncio.run(once())
 
 
 def id_source(model: str) -> IdSource:

@@ -29,7 +29,7 @@ from .objective import Objective, parse_objective
 from .policies import Policy, policies
 from .results import read_run
 from .routing import ROUTINGS
-from .serve_command import asked, counts, numbers
+from .serve_options import asked, check_outputs, counts, numbers
 from .simulation import Machine, Outcome, simulate
 from .simulation_table import outcome_table, user_table
 from .sources import IdSource
@@ -45,6 +45,7 @@ _RECORDED = 400  # steps of a timeline
 
 def run_simulate(options: Options) -> int:
     """Predict as asked, and print one table."""
+    check_outputs(options)
     config, loads = _config(options), _loads(options)
     shape = open_shape(options["model"])
     machine = _machine(options, shape, config)

@@ -12,10 +12,11 @@ from ..core.engine import Engine
 from ..core.request import QueueFullError, Request, RequestRejectedError, SamplingParams, SequenceOutput
 from .ask import Sample, Session
 from .dataset import Drawn
-from .level import Level, Load, summarise
+from .level import Level, Load
 from .objective import Objective
 from .policies import Policy
 from .routing import ROUTINGS, route
+from .summary import summarise
 from .timed_backend import StepCost, StepRecord, TimedBackend
 
 _LOOK_EVERY = 16  # steps between two looks at the pool

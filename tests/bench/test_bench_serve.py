@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from bireme.bench.ask import Prompt, Sample, Session, Target
 from bireme.bench.capacity import measure_capacity
 from bireme.bench.data import draw
 from bireme.bench.dataset import DataSpec
-from bireme.bench.level import Load, Spread, summarise
+from bireme.bench.level import Load, Spread
 from bireme.bench.load import closed_samples, open_samples
 from bireme.bench.objective import Objective, parse_objective
-from bireme.bench.serve import Plan, Runner, search
+from bireme.bench.results import warnings
+from bireme.bench.search import search
+from bireme.bench.serve import Plan, Runner
 from bireme.bench.sources import WordSource
+from bireme.bench.summary import summarise
 from bireme.server.cli import app
 
 
@@ -191,6 +195,7 @@ def test_four_levels_with_json_and_html(tmp_path: Path) -> None:
     page = report.read_text(encoding="utf-8")
     assert page.count("<svg") == 5 and not re.search(r"(src|href)=", page)
     assert "4 at once, between chunks</td>" in page and "<th>of them cached</th>" in page
+    assert "<th>TPOT met</th>" in page and "1 at once, sent later than due</td>" in page
     both = bench("--compare", str(found), str(found))
     assert both.exit_code == 0 and "ratio" in both.output and "1.00" in both.output
 
@@ -290,7 +295,13 @@ def test_repeated_prompts_are_named() -> None:
 
     with serving(cached) as server:
         result = bench("--url", server, "--model", "m", "--concurrency", "1", "--num-prompts", "2")
-    assert result.exit_code == 0 and "another --seed" in result.stderr
+        assert result.exit_code == 0 and "another --seed" in result.stderr
+        with serving(good) as other:
+            given = ["--against", other, "--concurrency", "1", "--num-prompts", "2", "--rounds", "1"]
+            result = bench("--url", server, "--model", "m", *given)
+    name = server.removeprefix("http://").removesuffix("/v1")
+    assert f"WARNING: {name}: 1 at once: most prompt tokens" in " ".join(result.stderr.split())
+    assert "another --seed" in result.stderr and other.removeprefix("http://") not in result.stderr
 
 
 def test_paired_mode_alternates(tmp_path: Path) -> None:
@@ -335,6 +346,53 @@ def test_the_search_finds_where_the_objective_breaks() -> None:
     assert [level.load.concurrency for level in runner.levels] == [1, 2, 4, 3]
 
 
+def test_what_a_server_does_not_say_is_not_made_up(tmp_path: Path) -> None:
+    """Without usage nobody knows how long prompts were; with usage alone, nothing of a cache."""
+    found = tmp_path / "run.json"
+    told = event(choices=[], usage={"completion_tokens": 2, "prompt_tokens": 5})
+    for counts, tokens_in in ((b"", "tokens in: the server doesn't say"), (told, "(cached: the server doesn't say)")):
+
+        async def answer(
+            writer: asyncio.StreamWriter, number: int, body: dict[str, Any], counts: bytes = counts
+        ) -> None:
+            writer.write(HEAD + text("one two ", "length") + counts + DONE)
+
+        with serving(answer) as url:
+            result = bench("--url", url, "--concurrency", "1", "--num-prompts", "3", "--json", str(found))
+        assert result.exit_code == 0 and tokens_in in result.stdout, result.output
+        (level,) = json.loads(found.read_text(encoding="utf-8"))["levels"]
+        assert level["total_cached_tokens"] is None
+        assert level["total_input_tokens"] == (15 if counts else None)
+        assert (level["total_token_throughput"] is None) == (not counts) == ("no usage" in result.stderr)
+
+
+def test_turns_that_were_not_asked_are_counted(tmp_path: Path) -> None:
+    found = tmp_path / "run.json"
+
+    async def second_fails(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        if len(body["messages"]) > 1:
+            writer.write(b"HTTP/1.1 400 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            await good(writer, number, body)
+
+    with serving(second_fails) as url:
+        given = ["--dataset", "multiturn", "--turns", "4", "--num-prompts", "8", "--concurrency", "3"]
+        result = bench("--url", url, *given, "--json", str(found))
+    assert result.exit_code == 1 and "2 of 4 requests FAILED" in result.stdout
+    assert "4 later turns of their conversations were not asked" in result.stdout
+    assert json.loads(found.read_text(encoding="utf-8"))["levels"][0]["unasked"] == 4
+    assert "2 conversations to share out, so no more than 2 users were ever busy" in " ".join(result.stderr.split())
+
+
+def test_a_generator_that_does_not_keep_up_says_so() -> None:
+    late = [Sample(due=0.0, sent=0.2, first=0.3, last=0.3, end=0.3, chunks=1, tokens=1, finished=True)]
+    (said,) = warnings([summarise(late, Load("open", None, 9.0))])
+    assert "9 req/s: requests were sent up to 200 ms later than due" in said
+    assert not warnings([summarise(late, Load("open", 1, 9.0))])  # there it is the cap's doing
+    (said,) = warnings([summarise([replace(late[0], sent=0.0)], Load("open", None, 9.0), generator_cpu=0.9)])
+    assert "used 90% of a core" in said
+
+
 def test_chats_carry_their_answers_on() -> None:
     seen: list[int] = []
 
@@ -371,6 +429,20 @@ def test_chats_carry_their_answers_on() -> None:
         (["--dataset", "trace"], "needs --dataset-path"),
         (["--url", "http://127.0.0.1:1/v1"], "gives no model"),
         (["--compare", "nowhere.json", "nowhere.json"], "no result of"),
+        (["--url", "http://[::bad/v1"], "is no address"),
+        (["--url", "http://127.0.0.1:1"], "the address may lack its /v1"),
+        (["--concurrency", ","], "numbers with commas"),
+        (["--concurrency", "4,1,4"], "concurrency has 4 twice"),
+        (["--goodput", "ttft:1", "ttft:2"], "bounds ttft twice"),
+        (["demo"], "'demo' belongs to no option"),
+        (["--dataset-path", "x.json"], "--dataset random reads no file"),
+        (["--against-model", "x"], "give its address with --against"),
+        (["--json", "nowhere/x.json"], "is no folder"),
+        (["--html", "/"], "name a file in it"),
+        (["--request-rate", "3", "--burstiness", "nan"], "burstiness is nan"),
+        (["--ramp-up-start-rps", "1", "--ramp-up-end-rps", "inf"], "a ramp's rate is inf"),
+        (["--seed", "-5"], "--seed"),
+        (["--dataset", "trace", "--dataset-path", "x", "--burstiness", "2"], "a trace has times of its own"),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], message: str) -> None:

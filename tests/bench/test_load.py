@@ -12,9 +12,10 @@ from api_bodies import PATIENCE
 from fake_sse import DONE, HEAD, event, failure, serving, text, usage
 
 from bireme.bench.ask import Prompt, Session, Target
-from bireme.bench.level import Level, Load, summarise
+from bireme.bench.level import Level, Load
 from bireme.bench.load import closed_samples, open_samples
 from bireme.bench.percentile import percentile
+from bireme.bench.summary import summarise
 
 Answer = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
 

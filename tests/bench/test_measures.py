@@ -10,9 +10,10 @@ import pytest
 
 from bireme.bench import step_times
 from bireme.bench.ask import Sample
-from bireme.bench.level import Level, Load, summarise
+from bireme.bench.level import Level, Load
 from bireme.bench.peers_text import Measured, markdown
 from bireme.bench.quality import Compared, log_softmax, windows_of
+from bireme.bench.summary import summarise
 from bireme.bench.text import PromptMaker, load_tokenizer, real_text
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bireme.backends.select import DeviceUnavailableError
 from bireme.bench.ask import Sample
 from bireme.bench.http import PacedBackend
-from bireme.bench.level import Load, summarise
+from bireme.bench.level import Load
 from bireme.bench.peers import OURS
 from bireme.bench.peers_page import peers_page
 from bireme.bench.peers_text import Measured, paired
+from bireme.bench.summary import summarise
 from bireme.server.cli import app
 
 REQUESTS = 3
@@ -50,10 +52,31 @@ def test_throughput(tmp_path: Path, demo_model: Path) -> None:
 
 def test_latency(tmp_path: Path, demo_model: Path) -> None:
     pytest.importorskip("torch", reason="needs torch")
-    sizes = ["--batch-size", "1,2", "--iterations", "2", "--input-len", "12", "--output-len", "4"]
+    sizes = ["--batch-size", "1,2", "--iterations", "2", "--input-len", "12", "--output-len", "1"]
     rows = run(tmp_path, "latency", "--model", str(demo_model), "--device", "cpu", *sizes)
     assert [(row["batch"], row["n"]) for row in rows] == [(1, 2), (2, 2)]
+    assert all(row["ms a token"] is None for row in rows)  # of one token there is none after the first
     assert all(0 < row["first tokens ms"] and row["p50 ms"] <= row["p99 ms"] for row in rows)
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    for arguments, code in (
+        (["kernels", "--device", "tpu"], 2),
+        (["host", "--sequences", "1.5"], 2),
+        (["host", "--json", str(tmp_path)], 2),
+        (["latency", "--model", "nowhere"], 2),
+    ):
+        result = CliRunner().invoke(app, ["bench", *arguments])
+        assert result.exit_code == code and result.stderr.count("\n") == 1 and not result.stdout
+
+
+def test_a_device_that_is_not_there_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(device: str) -> str:
+        raise DeviceUnavailableError(f"device {device!r} can't be used: none is there")
+
+    monkeypatch.setattr("bireme.backends.select.resolve_device", gone)
+    result = CliRunner().invoke(app, ["bench", "kernels", "--device", "cuda"])
+    assert result.exit_code == 1 and result.stderr == "bireme: device 'cuda' can't be used: none is there\n"
 
 
 def test_host(tmp_path: Path) -> None:

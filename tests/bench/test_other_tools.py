@@ -10,8 +10,9 @@ import pytest
 
 from bireme.bench.agree_tools import Row, table
 from bireme.bench.ask import Prompt, Sample, Target
-from bireme.bench.level import Load, summarise
+from bireme.bench.level import Load
 from bireme.bench.other_tools import FIGURES, Job, aiperf, aiperf_figures, guidellm, guidellm_figures, our_figures
+from bireme.bench.summary import summarise
 
 JOB = Job([Prompt("one", 8), Prompt("two", 9)], None, [0.5, 1.0])
 TARGET = Target("http://127.0.0.1:9/v1", "model")
