@@ -47,8 +47,9 @@ def test_a_level_that_was_cut_short_says_so(tmp_path: Path) -> None:
     run = json.loads(found.read_text(encoding="utf-8"))
     whole, cut = run["levels"]
     assert run["interrupted"] and (whole["completed"], whole["unfinished"]) == (6, 0)
-    assert (cut["completed"], cut["failed"], cut["unfinished"]) == (4, 0, 2)
-    assert "INTERRUPTED: 2 more had not ended" in result.stdout
+    assert cut["completed"] in (3, 4)  # the last answer may still be on its way when Ctrl-C comes
+    assert (cut["failed"], cut["unfinished"]) == (0, 6 - cut["completed"])
+    assert f"INTERRUPTED: {cut['unfinished']} more had not ended" in result.stdout
     said = " ".join(result.stderr.split())
     assert "INTERRUPTED: this is a part of what was asked; not begun: 4 at once" in said
     assert "INTERRUPTED" in page.read_text(encoding="utf-8")
