@@ -13,9 +13,6 @@ from .library import Array, mx
 from .ops import MlxOps
 from .step import MlxStep, put
 
-#: Tokens whose logits over the whole vocabulary are held at once.
-SCORED_AT_ONCE = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -36,11 +33,14 @@ class Reading:
         return sums, StepLogprobs(chosen, ids.astype(np.int32), values)
 
 
-def read(decoder: Decoder, ops: MlxOps, step: MlxStep, batch: StepBatch) -> tuple[Array | None, Reading]:
-    """Run a step with ``pools`` or ``targets``: the logits that are sampled from, as ever, and what was read."""
+def read(decoder: Decoder, ops: MlxOps, step: MlxStep, batch: StepBatch, at_once: int) -> tuple[Array | None, Reading]:
+    """Run a step with ``pools`` or ``targets``: the logits that are sampled from, as ever, and what was read.
+
+    ``at_once``: tokens whose logits over the whole vocabulary are held together while they are scored.
+    """
     x = decoder.hidden(ops, step.token_ids, mx.arange(batch.num_tokens), step)
     assert x is not None
-    reading = Reading(_sums(x, batch), _scores(decoder, ops, x, batch))
+    reading = Reading(_sums(x, batch), _scores(decoder, ops, x, step, at_once))
     logits = None if step.logit_rows is None else decoder.logits(ops, ops.take_rows(x, step.logit_rows))
     return logits, reading
 
@@ -52,16 +52,20 @@ def _sums(x: Array, batch: StepBatch) -> Array | None:
     return mx.stack([x[end - count : end].astype(mx.float32).sum(0) for end, count in pairs if count])
 
 
-def _scores(decoder: Decoder, ops: MlxOps, x: Array, batch: StepBatch) -> tuple[Array, ...]:
+def _scores(decoder: Decoder, ops: MlxOps, x: Array, step: MlxStep, at_once: int) -> tuple[Array, ...]:
+    batch = step.host
     if batch.targets is None:
         return ()
     rows = np.flatnonzero(batch.targets >= 0)
     parts: list[tuple[Array, ...]] = []
-    for start in range(0, len(rows), SCORED_AT_ONCE):
-        part = rows[start : start + SCORED_AT_ONCE]
+    for start in range(0, len(rows), at_once):
+        part = rows[start : start + at_once]
         logits = decoder.logits(ops, ops.take_rows(x, put(part))).astype(mx.float32)
         raw = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        order = mx.argsort(-raw, axis=-1)[:, : batch.num_top]
+        order = mx.contiguous(mx.argsort(-raw, axis=-1)[:, : batch.num_top])  # a view would keep the whole
         chosen = mx.take_along_axis(raw, put(batch.targets[part])[:, None], axis=-1)[:, 0]
         parts.append((chosen, order, mx.take_along_axis(raw, order, axis=-1)))
+        if at_once < len(rows):  # MLX would make the parts' logits ahead, and hold them all
+            step.settle()
+            mx.eval(parts[-1])
     return tuple(mx.concatenate(each) for each in zip(*parts, strict=True))

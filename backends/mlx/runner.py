@@ -24,10 +24,12 @@ from .library import BLAS_PROBLEM, Array, mx, on_metal
 from .ops import MlxOps
 from .reading import Reading, read
 from .rope import RotaryTables
-from .sampler import Sampled, Sampler
+from .sampled import Sampled
+from .sampler import Sampler
 from .step import MlxStep, put
 from .storage import choose_storage
 from .weights import MlxLoader
+from .work import scored_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +135,8 @@ class MlxBackend:
             if batch.tells_nothing:
                 logits = self._decoder.forward(self._ops, step.token_ids, step.logit_rows, step)
             else:
-                logits, reading = read(self._decoder, self._ops, step, batch)
+                at_once = scored_at_once(self._sampler.table.vocab_size, self._sampler.table.rows)
+                logits, reading = read(self._decoder, self._ops, step, batch, at_once)
             if logits is not None:
                 sampled = self._sample(logits, batch)
         state = [*self._kv.arrays, *self._sampler.arrays, self._last_tokens, *(sampled.arrays if sampled else ())]

@@ -6,12 +6,13 @@ weight is the same 30-bit integer, sums are exact. All of it stays lazy: nothing
 Top-k and top-p look for the least weight that is kept by bisecting its 30 bits, which needs no sort of the vocabulary:
 the k-th largest weight is the largest w with k or more weights of at least w, and top-p keeps down to the largest w
 whose tokens of at least w hold the mass that is wanted.
+
+Over a large vocabulary the rows are drawn in slices, one after the other, so that what they work in stays bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,32 +21,8 @@ from ...core.step import RowInit, StepMasks
 from ..philox import token_words
 from ..rows import FRACTION_BITS, WEIGHT_BITS, RowTable, token_notes
 from .library import Array, mx
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Of the ``asked`` rows (indices into the step's N samples): chosen [M], top_ids and top_logprobs [M, K]."""
-
-    asked: NDArray[np.int64]
-    chosen: Array
-    top_ids: Array
-    top_logprobs: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Lazy: tokens int32 [N], nan bool [N]."""
-
-    tokens: Array
-    nan: Array
-    logprobs: Logprobs | None
-
-    @property
-    def arrays(self) -> list[Array]:
-        more = (
-            () if self.logprobs is None else (self.logprobs.chosen, self.logprobs.top_ids, self.logprobs.top_logprobs)
-        )
-        return [self.tokens, self.nan, *more]
+from .sampled import Logprobs, Sampled, joined
+from .work import sampled_at_once
 
 
 class Sampler:
@@ -85,16 +62,45 @@ class Sampler:
             positions: [N], the place in its sequence that each new token takes.
             masks: of the rows that follow a grammar; forbidden tokens count as -inf.
         """
+        if masks is None and self.table.plain(rows):
+            nan = _is_bad(logits)
+            sampled = Sampled(_token(mx.argmax(logits, axis=-1), nan), nan, None)
+        else:
+            sampled = self._in_slices(logits, rows, positions, masks)
+        self._note(sampled.tokens, rows)
+        return sampled
+
+    def _in_slices(
+        self, logits: Array, rows: NDArray[np.int32], positions: NDArray[np.int64], masks: StepMasks | None
+    ) -> Sampled:
+        """As ``_pick``, over so many rows at a time that what they work in stays bounded."""
+        size, most = sampled_at_once(self.table.vocab_size), int(self.table.logprobs[rows].max())
+        parts: list[Sampled] = []
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            some = logits if size >= len(rows) else logits[part]
+            if parts:  # one slice after the other: together they would take the memory of all
+                some = mx.depends(some, parts[-1].arrays)
+            few = None if masks is None else _masks_of(masks, start, start + size)
+            parts.append(self._pick(some, rows[part], positions[part], few, most))
+        return joined(parts)
+
+    def _pick(
+        self,
+        logits: Array,
+        rows: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        masks: StepMasks | None,
+        most: int,
+    ) -> Sampled:
+        """As ``sample``, all rows at once and not counted; ``most`` alternatives go with each log-probability."""
         table = self.table
         logits = logits.astype(mx.float32)
-        nan = ~mx.isfinite(mx.max(logits, axis=-1)) | mx.any(mx.isnan(logits), axis=-1)
-        if masks is None and table.plain(rows):
-            table.made[rows] += 1
-            return Sampled(_token(mx.argmax(logits, axis=-1), nan), nan, None)
+        nan = _is_bad(logits)
         asked = np.flatnonzero(table.logprobs[rows] >= 0)
         raw = _log_softmax(logits[_put(asked)]) if len(asked) else None
         logits = self._adjust(logits, rows)
-        if masks is not None:
+        if masks is not None and len(masks.index):
             index = _put(masks.index)
             logits[index] = mx.where(_allowed(masks.bits, table.vocab_size), logits[index], -float("inf"))
         tokens = mx.argmax(logits, axis=-1)
@@ -102,9 +108,7 @@ class Sampler:
         if len(drawn):
             tokens[_put(drawn)] = self._draw(logits[_put(drawn)], rows[drawn], positions[drawn]).astype(tokens.dtype)
         tokens = _token(tokens, nan)
-        self._note(tokens, rows)
-        logprobs = None if raw is None else self._logprobs(raw, tokens, asked, int(table.logprobs[rows].max()))
-        return Sampled(tokens, nan, logprobs)
+        return Sampled(tokens, nan, None if raw is None else _logprobs(raw, tokens, asked, most))
 
     def _adjust(self, logits: Array, rows: NDArray[np.int32]) -> Array:
         """Penalties, bias and masks."""
@@ -158,18 +162,6 @@ class Sampler:
             assert self._made is not None
             self._made = self._made.at[_put(rows[penalised]), tokens[_put(penalised)]].add(1)
 
-    def _logprobs(self, raw: Array, tokens: Array, asked: NDArray[np.int64], most: int) -> Logprobs:
-        chosen = mx.take_along_axis(raw, tokens[_put(asked)][:, None], axis=1)[:, 0]
-        most = min(most, raw.shape[1])
-        if not most:
-            empty = mx.zeros((len(asked), 0))
-            return Logprobs(asked, chosen, empty.astype(mx.int32), empty)
-        ids = mx.argpartition(-raw, most - 1, axis=-1)[:, :most]
-        values = mx.take_along_axis(raw, ids, axis=1)
-        order = mx.argsort(-values, axis=-1)
-        ids, values = mx.take_along_axis(ids, order, axis=1), mx.take_along_axis(values, order, axis=1)
-        return Logprobs(asked, chosen, ids.astype(mx.int32), values)
-
 
 def fraction(total: Array, numerator: Array) -> Array:
     """``floor(total * numerator / 2^32)`` for int64 ``total`` below 2^48 and ``numerator`` up to 2^32, exactly."""
@@ -214,6 +206,30 @@ def _allowed(bits: NDArray[np.int32], vocab: int) -> Array:
     """Packed masks as bool [M, V]."""
     shifts = mx.arange(32, dtype=mx.int32)
     return ((mx.array(bits)[:, :, None] >> shifts) & 1).reshape(len(bits), -1)[:, :vocab].astype(mx.bool_)
+
+
+def _logprobs(raw: Array, tokens: Array, asked: NDArray[np.int64], most: int) -> Logprobs:
+    chosen = mx.take_along_axis(raw, tokens[_put(asked)][:, None], axis=1)[:, 0]
+    most = min(most, raw.shape[1])
+    if not most:
+        empty = mx.zeros((len(asked), 0))
+        return Logprobs(asked, chosen, empty.astype(mx.int32), empty)
+    ids = mx.argpartition(-raw, most - 1, axis=-1)[:, :most]
+    values = mx.take_along_axis(raw, ids, axis=1)
+    order = mx.argsort(-values, axis=-1)
+    ids, values = mx.take_along_axis(ids, order, axis=1), mx.take_along_axis(values, order, axis=1)
+    return Logprobs(asked, chosen, ids.astype(mx.int32), values)
+
+
+def _masks_of(masks: StepMasks, start: int, stop: int) -> StepMasks:
+    """Those of the samples from ``start`` up to ``stop``."""
+    inside = (masks.index >= start) & (masks.index < stop)
+    return StepMasks(masks.index[inside] - start, masks.bits[inside])
+
+
+def _is_bad(logits: Array) -> Array:
+    """bool [N]: rows with NaN, or without any finite logit that is the largest."""
+    return ~mx.isfinite(mx.max(logits, axis=-1)) | mx.any(mx.isnan(logits), axis=-1)
 
 
 def _token(tokens: Array, nan: Array) -> Array:

@@ -18,9 +18,28 @@ LEAST_TILE = 16
 QUEUED_ELEMENTS = 1 << 26
 #: Bytes per row and token of the vocabulary that the sampler keeps once a sequence with penalties has come.
 COUNTS = 5
-#: Bytes per row and token of the vocabulary that a step's sampling holds at most, logits included: rows that draw by
-#: top-p and tell log-probabilities have weights and sums of 64 bits, and MLX queues some of them ahead (84 measured).
-SAMPLED = 88
+#: Bytes per row and token of the vocabulary: of logits; that sampling holds at most beside them, where rows draw by
+#: top-p and tell log-probabilities, which takes weights and sums of 64 bits, and MLX queues some of it ahead (87
+#: measured); that scoring a prompt's tokens holds.
+LOGIT, SAMPLED, SCORED = 4, 96, 20
+#: Bytes that sampling may hold beside the logits: over a large vocabulary it goes by slices of rows.
+SLICE_BYTES = 1 << 28
+#: Tokens of a prompt that are scored together, if no fewer.
+MOST_SCORED = 64
+
+
+def sampled_at_once(vocab_size: int) -> int:
+    """Rows that are sampled together."""
+    return max(1, SLICE_BYTES // (SAMPLED * vocab_size))
+
+
+def scored_at_once(vocab_size: int, rows: int) -> int:
+    """Tokens of a prompt that are scored together, within what sampling ``rows`` would take."""
+    return max(1, min(MOST_SCORED, _sampling_bytes(vocab_size, rows) // (SCORED * vocab_size)))
+
+
+def _sampling_bytes(vocab_size: int, rows: int) -> int:
+    return SAMPLED * vocab_size * min(rows, sampled_at_once(vocab_size))
 
 
 def longest_context(config: ModelConfig, engine: EngineConfig) -> int:
@@ -34,9 +53,9 @@ def work_bytes(config: ModelConfig, engine: EngineConfig, itemsize: int) -> int:
     element: float = itemsize
     if engine.kv_cache_dtype != "auto":  # gathered codes and scales are there while they are made values
         element += kv_element_bytes(engine.kv_cache_dtype, config.head_dim, itemsize)
-    buffers = buffer_bytes(config, engine.max_num_batched_tokens, engine.max_num_seqs, bytes_per_logit=SAMPLED)
-    counts = COUNTS * engine.max_num_seqs * config.vocab_size
-    return buffers + counts + round(_attention_elements(config, engine) * element)
+    vocab, rows = config.vocab_size, engine.max_num_seqs
+    buffers = buffer_bytes(config, engine.max_num_batched_tokens, rows, bytes_per_logit=LOGIT + COUNTS)
+    return buffers + _sampling_bytes(vocab, rows) + round(_attention_elements(config, engine) * element)
 
 
 def _attention_elements(config: ModelConfig, engine: EngineConfig) -> int:

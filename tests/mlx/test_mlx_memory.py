@@ -12,13 +12,10 @@ from tiny import random_weights, tiny_config, write_gguf
 
 from bireme.backends.mlx import memory, rehearsal, step
 from bireme.backends.mlx.library import mx
-from bireme.backends.mlx.rehearsal import extra_bytes
 from bireme.backends.mlx.runner import MlxBackend
-from bireme.backends.mlx.sampler import Sampler
 from bireme.backends.mlx.weights import MlxLoader
 from bireme.backends.trial_steps import GREEDY, WIDEST, trial_step
 from bireme.core.config import EngineConfig
-from bireme.core.step import RowInit
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.config import ModelConfig
 
@@ -208,24 +205,3 @@ def test_a_step_stays_within_its_work_memory(tiny, on_mlx):
     mx.reset_peak_memory()
     driver.step([(long, 390), *((track, 10) for track in tracks[:1])])
     assert 0 < mx.get_peak_memory() - before < planned
-
-
-@pytest.mark.parametrize("rows", [1, 8])
-def test_sampling_over_a_large_vocabulary_stays_within_what_is_planned(rows):
-    """Rows that ask for everything at once: where the vocabulary is large, this is most of a step's work memory."""
-    vocab = 1 << 16
-    sampler, logits = Sampler(rows, vocab), mx.array(np.random.default_rng(0).normal(size=(rows, vocab)))
-    mx.eval(logits)
-
-    def sample() -> None:
-        for row in range(rows):
-            sampler.begin(RowInit(row, WIDEST, seed=row, prompt_ids=(0,), end_ids=(0,)))
-        sampled = sampler.sample(logits * 1.0, np.arange(rows, dtype=np.int32), np.full(rows, 9, np.int64))
-        mx.eval([*sampler.arrays, *sampled.arrays])
-
-    model = ModelConfig("llama", vocab, 64, 96, 1, 4, 2, 16, 64, 1e-5)
-    with_rows, without = (
-        memory.work_bytes(replace(model, vocab_size=size), EngineConfig(max_num_seqs=rows), 4) for size in (vocab, 0)
-    )
-    planned = with_rows - without
-    assert planned / 2 < extra_bytes(sample) < planned
