@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .library import Array, mx
+from .library import Array, mx, on_metal
 from .linear import Packing
 
 #: Rows from which on they are put in the order of their experts, so that MLX reads each expert's weights once.
@@ -24,15 +24,23 @@ def route(logits: Array, top_k: int, normalise: bool) -> tuple[Array, Array]:
     return shares / mx.sum(shares, axis=-1, keepdims=True) if normalise else shares, chosen
 
 
+def dense_dtype(dtype: Array) -> Array:
+    """What dense matrices of experts are held in where the arithmetic is in ``dtype``: on a CPU MLX's gathered product
+    of dense matrices has float32 alone."""
+    return dtype if on_metal() else mx.float32
+
+
 @dataclass(frozen=True, slots=True)
 class DenseStack:
-    """Matrices [E, N, K]."""
+    """Matrices [E, N, K], in what ``dense_dtype`` says."""
 
     weight: Array
 
     def __call__(self, x: Array, chosen: Array, in_order: bool) -> Array:
-        """``x`` [R, 1, K] times the matrices ``chosen`` [R], which may be ``in_order``: [R, 1, N]."""
-        return mx.gather_mm(x, self.weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=in_order)
+        """``x`` [R, 1, K] times the matrices ``chosen`` [R], which may be ``in_order``: [R, 1, N] in the dtype of x."""
+        held = self.weight.dtype
+        by = self.weight.swapaxes(-1, -2)
+        return mx.gather_mm(x.astype(held), by, rhs_indices=chosen, sorted_indices=in_order).astype(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ...models.moe import ROUTER
 from ...models.names import expert_of
 from ...models.source import StoredTensor
 from ...models.weight import Checkpoint, CheckpointError, Progress, Weight
-from .experts import DenseStack, Experts, QuantizedStack, Stack
+from .experts import DenseStack, Experts, QuantizedStack, Stack, dense_dtype
 from .library import Array, mx
 from .linear import (
     DenseEmbedding,
@@ -87,7 +87,8 @@ class MlxLoader:
         packing = self._expert_packing(self._weight(columns[0][0]))
         found = ([self._weight(name) for name in names] for names in zip(*columns, strict=True))
         if packing is None:
-            dense = [_join([self._dense(weight, self.dtype) for weight in weights]) for weights in found]
+            dtype = dense_dtype(self.dtype)
+            dense = [_join([self._dense(weight, dtype) for weight in weights]) for weights in found]
             return DenseStack(self._keep(mx.stack(dense)))
         words: list[Array] = []
         scales: list[Array] = []
@@ -138,9 +139,10 @@ class MlxLoader:
             return elements * int((self.dtype if name.endswith(".bias") else self._norm_dtype).size)
         if name.endswith(ROUTER + ".weight"):
             return elements * int(self.dtype.size)
-        packing = self.packing(stored) if expert_of(name) is None else self._expert_packing(stored)
+        of_expert = expert_of(name) is not None
+        packing = self._expert_packing(stored) if of_expert else self.packing(stored)
         if packing is None:
-            return elements * int(self.dtype.size)
+            return elements * int((dense_dtype(self.dtype) if of_expert else self.dtype).size)
         if packing.mode != "affine":
             return stored.nbytes
         return elements * packing.bits // 8 + 2 * elements // packing.group_size * int(self.dtype.size)

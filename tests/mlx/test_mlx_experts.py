@@ -57,6 +57,35 @@ def test_each_token_goes_through_its_own_experts(ops, mix, quantized):
         assert error(np.array(mlp(ops, mx.array(x))), layer.wanted(x)) < bound
 
 
+@pytest.mark.parametrize(("name", "bound"), [("float16", 2e-3), ("bfloat16", 1.5e-2)])
+def test_dense_experts_in_half_precision(name, bound):
+    """On a CPU MLX's gathered product of dense matrices has float32 alone: the matrices are held, and planned, so."""
+    dtype, config = getattr(mx, name), tiny_config()
+    ops = MlxOps(config, KVPool(config, 1, 4, dtype, False), dtype)
+    layer = MoeLayer(MoeConfig(5, 2, 64), 96, {})
+    loader = MlxLoader(layer, dtype, True)
+    mlp = layer.load(loader)
+    assert mlp.experts.down.weight.dtype == mx.float32 and loader.nbytes == loader.planned_bytes()
+    for count in (1, 40):
+        x = tokens(count, 96)
+        found = mlp(ops, mx.array(x).astype(dtype))
+        assert found.dtype == dtype
+        assert error(np.array(found.astype(mx.float32)), layer.wanted(x)) < bound
+
+
+def test_a_dense_mixture_runs_in_half_precision(tiny, on_mlx):
+    """A whole model of it: chunks, decodes, and the same tokens as in float32."""
+    texts = []
+    for options in ({}, {"mlx_dtype": "float16"}):
+        driver = on_mlx(tiny("qwen3_moe").folder, options)
+        track = driver.add(ids(40))
+        driver.step([(track, 40)])
+        for _ in range(8):
+            driver.step([(track, 1)])
+        texts.append(track.made)
+    assert texts[0] == texts[1] and len(texts[0]) == 9
+
+
 def test_types_without_a_form_are_quantised_anew(ops):
     """IQ4_NL has a codebook; 8 bits in groups of 32 hold what it stands for closely."""
     layer = MoeLayer(MoeConfig(4, 2, 64), 64, {})
