@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..planner.work import StepWork
 from .timed_backend import LinearCost
 
 _TERMS = ([0, 1, 2], [0, 1], [1, 2], [1], [0, 2])
@@ -54,8 +55,7 @@ def fit_front(run: dict[str, Any], cost: LinearCost) -> float:
     closed = [level for level in run["levels"] if level["loop"] == "closed" and level["completed"]]
     level = min(closed, key=lambda one: float(one["max_concurrency"]))
     prompt = float(np.mean(level["series"]["input_tokens"])) - (level["total_cached_tokens"] or 0) / level["completed"]
-    reading = cost(round(prompt), round(prompt * (prompt + 1) / 2), round(prompt))
-    return max(0.0, float(level["median_ttft_ms"]) / 1e3 - reading)
+    return max(0.0, float(level["median_ttft_ms"]) / 1e3 - cost(StepWork.prompt(round(prompt))))
 
 
 def _row(level: dict[str, Any]) -> tuple[float, float, float]:

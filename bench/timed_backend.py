@@ -10,9 +10,10 @@ import numpy as np
 from ..backends.base import BackendInfo
 from ..backends.sim.clock import VirtualClock
 from ..core.step import StepBatch, StepResult
+from ..planner.work import StepWork
 
-#: Seconds of a step: (tokens, pairs of query and key, tokens of context read).
-StepCost = Callable[[int, int, int], float]
+#: Seconds of a step.
+StepCost = Callable[[StepWork], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class LinearCost:
     per_token: float
     per_pair: float = 0.0
 
-    def __call__(self, tokens: int, pairs: int, context: int) -> float:
-        return self.base + self.per_token * tokens + self.per_pair * pairs
+    def __call__(self, work: StepWork) -> float:
+        return self.base + self.per_token * work.tokens + self.per_pair * work.pairs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,7 @@ class TimedBackend:
         self._cost, self._keep, self._free_at = cost, keep, 0.0
 
     def submit(self, batch: StepBatch) -> TimedTicket:
-        pairs = int(batch.positions.sum(dtype=np.int64)) + batch.num_tokens
-        seconds = self._cost(batch.num_tokens, pairs, int(batch.context_lens.sum(dtype=np.int64)))
+        seconds = self._cost(StepWork(batch.positions + 1, batch.context_lens))
         start = max(self.clock.now, self._free_at)
         self._free_at = start + seconds
         self.busy += seconds

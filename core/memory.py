@@ -20,7 +20,7 @@ SCALE_BYTES = 4
 #: Bytes of one K or V element by the name ``--kv-cache-dtype`` gives it; block formats carry their scales.
 KV_ELEMENT_BYTES = {
     **dict.fromkeys(("float32", "f32"), 4.0),
-    **dict.fromkeys(("float16", "f16", "bf16"), 2.0),
+    **dict.fromkeys(("float16", "f16", "bfloat16", "bf16"), 2.0),
     "q8_0": 34 / 32,
     "q5_1": 24 / 32,
     "q5_0": 22 / 32,
@@ -51,6 +51,7 @@ class LayerCache:
     elements: int  # per token held: K and V of all its kv heads; with MLA the one latent that stands for both
     window: int | None = None  # tokens held at most; None: all
     state_bytes: int = 0  # per sequence, whatever its length: the state of a recurrent layer
+    sees: int | None = None  # tokens attended to at most, where more than a window are held; None: all that are held
 
 
 def cache_layers(config: ModelConfig) -> tuple[LayerCache, ...]:

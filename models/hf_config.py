@@ -25,7 +25,7 @@ _CLASSES = {
 }
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 _WITH_EXPERTS = ("mixtral", "qwen3_moe")
-_MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral configuration lacks the key altogether
+MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral configuration lacks the key altogether
 
 
 def text_part(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -157,4 +157,4 @@ def _window(config: Settings, architecture: str) -> int | None:
     if config.has("sliding_window"):
         return config.integer("sliding_window")
     left_out = architecture == "mistral" and f"{config.prefix}sliding_window" not in config.values
-    return _MISTRAL_WINDOW if left_out else None
+    return MISTRAL_WINDOW if left_out else None

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..models.hf_config import MISTRAL_WINDOW
+
 #: Every n-th layer is global, the others slide, where a configuration names a window and no pattern.
 PATTERNS = {
     "gemma2": 2,
@@ -23,6 +25,10 @@ PATTERNS = {
     "olmo2": 4,
     "olmo3": 4,
 }
+
+_GEMMA = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
+#: Those that use their embedding as the head where a configuration doesn't say.
+TIED = (*_GEMMA, "cohere", "cohere2", "smollm3", "starcoder2")
 
 #: A window these name is always off unless a switch of their own says otherwise.
 _SWITCHED = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
@@ -59,12 +65,13 @@ def layer_kinds(config: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
 
 def window(config: Mapping[str, Any]) -> int | None:
     """The window in use: null, 0 and a switch that is off mean none."""
-    size = config.get("sliding_window") or config.get("attention_chunk_size")
+    architecture = str(config.get("model_type"))
+    usual = MISTRAL_WINDOW if architecture == "mistral" and "sliding_window" not in config else None
+    size = config.get("sliding_window") or config.get("attention_chunk_size") or usual
     if not size:
         return None
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"sliding_window is {size!r}; wanted: a whole number of tokens")
-    architecture = str(config.get("model_type"))
     switch = config.get("use_sliding_window")
     on = bool(switch) if switch is not None else architecture not in (*_SWITCHED, *_IGNORED)
     return size if on else None

@@ -23,7 +23,9 @@ def plan(
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Conversations at once.", min=1)] = 20,
     context: Annotated[int, typer.Option(help="Tokens in each.", min=1)] = 4096,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="f16, bf16, f32, int8, fp8, q8_0, q4_0, ...")] = None,
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option(help="auto, f16, bf16, f32, int8, fp8, q8_0, q4_0, ... Default: the device's.")
+    ] = None,
     device: Annotated[
         str, typer.Option(help="As held on cpu, cpu-exact, cuda, mlx, mlx-linux; any: as stored.")
     ] = "any",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..core.config import EngineConfig
-from ..core.memory import buffer_bytes
+from ..core.memory import KV_TYPES, SCALED_KV, buffer_bytes
 from ..models.ggml_types import DENSE
 from .shape import ModelShape, Part, sum_weights
 
@@ -20,13 +20,19 @@ _CUDA = {"Q3_K": 3.5625, "Q4_K": 4.625, "Q5_K": 5.625, "IQ4_XS": 4.3125}
 _MLX = {"Q4_0": 5, "Q4_1": 5, "Q4_K": 5, "Q5_0": 6, "Q5_1": 6, "Q5_K": 6, "Q8_0": 9, "F8_E4M3": 9}
 #: Of experts, whose matrices MLX multiplies in no form but its own.
 _MLX_EXPERTS = dict.fromkeys(("Q2_K", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS"), 9.0)
+#: Names of types of K and V.
+_HALF, _FLOAT = ("f16", "float16", "bf16", "bfloat16"), ("f32", "float32")
+_ON_CPU = ("f16", "float16", *_FLOAT, "int8")
+#: What is never kept quantised.
+_DECODED = ("vector", "router")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a device keeps. Where nothing is said, the file's bytes."""
 
-    kv: str = "f16"  # type of K and V
+    kv: str = "f16"  # type of K and V where none is asked for
+    kv_types: tuple[str, ...] = KV_TYPES  # that it can keep
     dense: float | None = None  # bytes of a value of dense tensors, quantised ones among ``all_dense``
     all_dense: bool = False
     bits: Mapping[str, float] | None = None  # of a weight, by the type in the file
@@ -35,11 +41,11 @@ class Form:
 
 FORMS: dict[str, Form] = {
     "any": Form(),
-    "mlx": Form(dense=2, bits=_MLX, expert_bits=_MLX_EXPERTS),
-    "mlx-linux": Form("f32", dense=4, all_dense=True),
-    "cuda": Form("bf16", dense=2, bits=_CUDA),
-    "cpu": Form(bits=_CPU),
-    "cpu-exact": Form("f32", dense=4, all_dense=True),
+    "mlx": Form("f16", (*_HALF, "int8"), dense=2, bits=_MLX, expert_bits=_MLX_EXPERTS),
+    "mlx-linux": Form("f32", (*_FLOAT, "int8"), dense=4, all_dense=True),
+    "cuda": Form("bf16", (*_HALF, *SCALED_KV), dense=2, bits=_CUDA),
+    "cpu": Form("f16", _ON_CPU, bits=_CPU),
+    "cpu-exact": Form("f32", _ON_CPU, dense=4, all_dense=True),
 }
 
 
@@ -47,7 +53,7 @@ def held_on(model: ModelShape, device: str) -> ModelShape:
     """``model`` as ``device`` keeps it in memory: its weights, and of windowed layers every token."""
     if device == "any":
         return model
-    model = replace(model, layers=tuple(replace(layer, window=None) for layer in model.layers))
+    model = replace(model, layers=tuple(replace(layer, window=None, sees=layer.window) for layer in model.layers))
     if not model.weights.parts:
         return model
     known = model.weights
@@ -63,7 +69,7 @@ def held_bytes(part: Part, device: str) -> float:
         return part.elements * (form.dense or 0)
     if device == "cpu":
         return _on_cpu(part)
-    if part.kind in DENSE or part.role == "vector":
+    if part.kind in DENSE or part.role in _DECODED:
         return part.nbytes if form.dense is None else part.elements * form.dense
     bits = (form.expert_bits or {}).get(part.kind) if part.expert else None
     bits = bits or (form.bits or {}).get(part.kind)
@@ -71,9 +77,9 @@ def held_bytes(part: Part, device: str) -> float:
 
 
 def _on_cpu(part: Part) -> float:
-    """Norms are float32; a table that only rows are read of stays in the mapped file, and so does a dense one beside
-    the head's 8 bits; packed integers keep their codes, with scales for every 32."""
-    if part.role == "vector":
+    """Norms and routers are float32; a table that only rows are read of stays in the mapped file, and so does a dense
+    one beside the head's 8 bits; packed integers keep their codes, with scales for every 32."""
+    if part.role in _DECODED:
         return 4.0 * part.elements
     if part.role == "table":
         return part.nbytes

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.memory import LayerCache
+from ..models import gemma
 from ..models.config import MAX_LAYERS, ModelConfig, MoeConfig
 from ..models.hf_config import text_part
+from ..models.rope_config import hf_rope
 from ..models.settings import Settings
-from .architectures import layer_kinds, state_bytes, window
+from ..models.weight import CheckpointError
+from .architectures import TIED, layer_kinds, state_bytes, window
 from .shape import ModelShape, Part, Weights, sum_weights, window_note
 
 
@@ -33,11 +36,11 @@ def shape_from_config(config: Mapping[str, Any], source: str, weights: Weights |
     """
     inner = text_part(config)[0]
     inner.setdefault("model_type", str(config.get("model_type", "unknown")))
-    keys = Settings(inner, source)
+    keys = _completed(Settings(inner, source))
     num_layers = keys.integer("num_hidden_layers", most=MAX_LAYERS)
     try:
-        kinds = layer_kinds(inner, num_layers)
-        tokens = window(inner)
+        kinds = layer_kinds(keys.values, num_layers)
+        tokens = window(keys.values)
         if tokens is None and "sliding" in kinds:  # a list of layer kinds is a switch of its own
             tokens = keys.integer("sliding_window")
     except ValueError as error:
@@ -54,10 +57,28 @@ def shape_from_config(config: Mapping[str, Any], source: str, weights: Weights |
         weights=found,
         config=model,
         quantization=_quantization(keys),
-        max_position=model.max_position,
+        max_position=_context(keys, model.head_dim),
         notes=_notes(keys, kinds, state),
         head_dim=elements if keys.has("kv_lora_rank") else model.head_dim,
+        latent=keys.has("kv_lora_rank"),
     )
+
+
+def _completed(keys: Settings) -> Settings:
+    """With what the model's code knows and its configuration leaves out."""
+    return gemma.completed(keys) if keys.text("model_type") in gemma.MODEL_TYPES else keys
+
+
+def _context(keys: Settings, head_dim: int) -> int | None:
+    """The longest context, the scaling of the rotary embedding taken in as the engine does; None: not said."""
+    if not keys.has("max_position_embeddings"):
+        return None
+    if keys.text("model_type") not in gemma.MODEL_TYPES:  # whose own has its scaling in it already
+        try:
+            return hf_rope(keys, head_dim)[1]
+        except CheckpointError:  # a kind that no loader here computes
+            pass
+    return keys.integer("max_position_embeddings")
 
 
 def _layer(kind: str, elements: int, tokens: int | None, state: int) -> LayerCache:
@@ -93,7 +114,7 @@ def _decoder(keys: Settings, num_layers: int) -> ModelConfig:
         head_dim=_head_dim(keys, heads),
         max_position=keys.integer("max_position_embeddings", 4096),
         rms_norm_eps=1e-6,
-        tie_embeddings=keys.boolean("tie_word_embeddings", True),
+        tie_embeddings=keys.boolean("tie_word_embeddings", keys.text("model_type") in TIED),
     )
 
 
@@ -129,6 +150,7 @@ def _reckoned(keys: Settings, model: ModelConfig, experts: Experts) -> Weights:
         return Part(kind, elements, round(elements * bits / 8), role, expert, int(bits) if kind == "codes" else 0)
 
     parts = [part(attention * model.num_layers + dense + shared), part(routed, expert=True)]
+    parts.append(part(hidden * experts.count * experts.layers, "router"))
     parts += [part(table, "tied")] if model.tie_embeddings else [part(table), part(table, "table")]
     source = f"reckoned from config.json at {bits:g} bits a parameter"
     return sum_weights([one for one in parts if one.elements], experts.count, experts.used, source)

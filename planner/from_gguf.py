@@ -17,6 +17,8 @@ from .shape import ModelShape, Part, Weights, sum_weights, window_note
 
 #: Tensors of all experts, or of one.
 _EXPERT = re.compile(r"ffn_\w+(_exps|\.\d+)\.")
+_LATENT = "attention.kv_lora_rank"
+_ROUTER = ".ffn_gate_inp."
 
 
 def shape_from_gguf(files: Sequence[GgufFile]) -> ModelShape:
@@ -38,7 +40,8 @@ def shape_from_gguf(files: Sequence[GgufFile]) -> ModelShape:
         quantization=_label(tensors.values()),
         max_position=keys.integer("context_length", 4096),
         notes=_notes(layers),
-        head_dim=layers[0].elements if keys.has("attention.kv_lora_rank") else config.head_dim,
+        head_dim=layers[0].elements if keys.has(_LATENT) else config.head_dim,
+        latent=keys.has(_LATENT),
     )
 
 
@@ -60,8 +63,8 @@ def _layers(keys: Settings) -> tuple[LayerCache, ...]:
     width = keys.integer("attention.key_length", max(1, keys.integer("embedding_length") // max(1, heads)))
     kv_heads = _per_layer(keys, "attention.head_count_kv", num_layers, heads)
     each = width + keys.integer("attention.value_length", width)
-    if keys.has("attention.kv_lora_rank"):
-        latent = keys.integer("attention.kv_lora_rank") + keys.integer("rope.dimension_count", 64)
+    if keys.has(_LATENT):
+        latent = keys.integer(_LATENT) + keys.integer("rope.dimension_count", 64)
         return (LayerCache(latent),) * num_layers
     state = _state_bytes(keys)
     interval = keys.integer("full_attention_interval", 4 if keys.prefix == "qwen3next." else 0, least=0)
@@ -140,6 +143,8 @@ def _weights(keys: Settings, tensors: Iterable[GgufTensor], tied: bool) -> Weigh
 def _role(name: str, dimensions: int, tied: bool) -> str:
     if name == "token_embd.weight":
         return "tied" if tied else "table"
+    if _ROUTER in name and dimensions > 1:
+        return "router"
     return "vector" if dimensions == 1 else "matrix"
 
 

@@ -12,13 +12,14 @@ from typing import Any
 from ..models.gguf_split import open_gguf_files
 from ..models.hf_config import text_part
 from ..models.hf_text import read_json
-from ..models.safetensors import SafeTensor, open_safetensors
+from ..models.safetensors import INDEX, SafeTensor, open_safetensors
 from .from_config import shape_from_config
 from .from_gguf import shape_from_gguf
 from .shape import ModelShape, Part, Weights, sum_weights
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+?(?::[\w.-]+)?")
 _EXPERT = re.compile(r"\.(experts|switch_mlp)\.")
+_ROUTER = re.compile(r"\.(mlp|block_sparse_moe|feed_forward)\.(gate|router)\.")
 #: Tensors that belong to a quantised weight and are none themselves.
 _BESIDE = frozenset(
     ("qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx", "weight_shape")
@@ -59,7 +60,8 @@ def shape_of_path(path: Path) -> ModelShape:
         if any(path.glob("*.safetensors")):
             return _shape_of_folder(path)
         if not any(path.glob("*.gguf")):
-            return _renamed(shape_from_config(read_json(path / "config.json"), str(path / "config.json")), path.name)
+            shape = shape_from_config(read_json(path / "config.json"), str(path / "config.json"))
+            return _renamed(_sized_by_index(shape, path / INDEX), path.name)
     files = open_gguf_files(path)
     try:
         return shape_from_gguf(files)
@@ -77,6 +79,18 @@ def _shape_of_folder(folder: Path) -> ModelShape:
         for file, _ in tensors.values():
             file.close()
     return _renamed(shape_from_config(config, str(folder / "config.json"), weights), folder.name)
+
+
+def _sized_by_index(shape: ModelShape, index: Path) -> ModelShape:
+    """With the size that an index of files that aren't here gives in all, in the proportions reckoned."""
+    metadata = read_json(index).get("metadata") if index.is_file() else None
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
+        return shape
+    known = shape.weights
+    parts = [replace(part, nbytes=round(part.nbytes * size / known.total_bytes)) for part in known.parts]
+    source = f"{size:,.0f} bytes by {INDEX}, their parts reckoned from config.json"
+    return replace(shape, weights=sum_weights(parts, known.num_experts, known.experts_used, source))
 
 
 def _weights(config: dict[str, Any], tensors: dict[str, SafeTensor]) -> Weights:
@@ -101,6 +115,8 @@ def _part(name: str, tensor: SafeTensor, tensors: dict[str, SafeTensor], tied: b
     role = "vector" if len(tensor.shape) == 1 else "matrix"
     if "embed_tokens." in name:
         role = "tied" if tied else "table"
+    if role == "matrix" and _ROUTER.search(name):
+        role = "router"
     return Part(kind, elements, tensor.nbytes, role, bool(_EXPERT.search(name)), bits, half)
 
 

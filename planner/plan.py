@@ -5,15 +5,23 @@ All arithmetic is that of ``core/memory.py``, which the engine's pool, its start
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core.memory import kv_bytes, kv_bytes_per_token, kv_element_bytes
+from ..models.ggml_types import BY_NAME
 from ..server.sizes import decimal_text
-from .shape import ModelShape
+from .devices import held_bytes
+from .shape import ModelShape, Part
 
-#: Bits a weight of usual quantisations, scales included (GGML's formats and mixes, measured on 8B models).
-QUANTS = {"Q8_0": 8.5, "Q6_K": 6.56, "Q5_K_M": 5.7, "Q4_K_M": 4.85, "Q3_K_M": 3.9}
+#: Usual quantisations: the types of GGML that each mixes, and their parts of the weights (as 8B models' files have it).
+QUANTS = {
+    "Q8_0": {"Q8_0": 1.0},
+    "Q6_K": {"Q6_K": 1.0},
+    "Q5_K_M": {"Q5_K": 0.81, "Q6_K": 0.19},
+    "Q4_K_M": {"Q4_K": 0.83, "Q6_K": 0.17},
+    "Q3_K_M": {"Q3_K": 0.56, "Q4_K": 0.44},
+}
 #: Other types of K and V than int8 that make room, by device: (type, who has it).
 _OTHERS_KV = {"any": (("q4_0", " (llama.cpp)"),)}
 #: Of most models; where a model's own is not known.
@@ -117,7 +125,7 @@ class Plan:
 
     def _smaller_weights(self) -> list[Lever]:
         count = self.model.weights.parameters
-        sizes = {} if count is None else {name: round(count * bits / 8) for name, bits in QUANTS.items()}
+        sizes = {} if count is None else {name: _mixed(mix, count, self.device) for name, mix in QUANTS.items()}
         smaller = [(name, size) for name, size in sizes.items() if size < 0.95 * self.weight_bytes]
         rest = self.buffer_bytes + self.kv_bytes
         levers = [self._lever(f"weights in {name} (about {decimal_text(size)})", rest + size) for name, size in smaller]
@@ -174,3 +182,12 @@ class Plan:
 
     def _pool_tokens(self) -> int | None:
         return None if self.room is None or not self.kv_bytes_per_token else self.room // self.kv_bytes_per_token
+
+
+def _mixed(mix: Mapping[str, float], parameters: int, device: str) -> int:
+    """Bytes that ``device`` takes for so many weights in a file of ``mix``."""
+    found = 0.0
+    for kind, share in mix.items():
+        elements, form = round(parameters * share), BY_NAME[kind]
+        found += held_bytes(Part(kind, elements, elements // form.block * form.size), device)
+    return round(found)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..core.config import EngineConfig
-from ..core.memory import KV_TYPES, SCALED_KV, LayerCache
+from ..core.memory import SCALED_KV, LayerCache
+from ..models import gemma, gguf_config, hf_config
+from ..models.config import MAX_LAYERS
 from ..server.sizes import parse_size
 from .devices import FORMS, held_on, work_bytes
 from .plan import Plan
 from .shape import ModelShape, Weights
 from .tensor_parallel import SHARING, share_of
+
+#: Names, in either format, of what Bireme runs.
+_RUNS = frozenset((*hf_config.ARCHITECTURES, *gguf_config.ARCHITECTURES, *gemma.MODEL_TYPES))
+#: A memory below this is a unit that was left out.
+_LEAST_MEMORY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +41,16 @@ def typed_shape(
     """A shape of numbers alone.
 
     Raises:
-        ValueError: one is missing.
+        ValueError: one is missing, there are more layers than any model has, or a pattern has no window.
     """
     for name, value in (("--layers", layers), ("--kv-heads", kv_heads), ("--head-dim", head_dim)):
         if value is None:
             raise ValueError(f"{name} is missing: without a model --layers, --kv-heads and --head-dim are all needed")
     assert layers and kv_heads and head_dim
+    if layers > MAX_LAYERS:
+        raise ValueError(f"--layers is {layers}; it must be {MAX_LAYERS} at most")
+    if global_every and window is None:
+        raise ValueError(f"--global-every is {global_every} and no layer slides: give the others' --window too")
     kept = tuple(
         LayerCache(2 * kv_heads * head_dim, None if global_every and (i + 1) % global_every == 0 else window)
         for i in range(layers)
@@ -56,9 +67,7 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
     """
     if asked.device not in FORMS:
         raise ValueError(f"device is {asked.device!r}; it must be one of {', '.join(FORMS)}")
-    dtype = asked.kv_cache_dtype or FORMS[asked.device].kv
-    if dtype not in KV_TYPES:
-        raise ValueError(f"kv-cache-dtype is {dtype!r}; it must be one of {', '.join(KV_TYPES)}")
+    dtype = _kv_type(asked)
     if shape.max_position is not None and asked.context > shape.max_position:
         raise ValueError(f"context is {asked.context} tokens; the model was made for {shape.max_position} at most")
     if asked.tensor_parallel > 1 and asked.device not in SHARING:
@@ -66,7 +75,7 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
     model = held_on(shape, asked.device)
     if asked.weights is not None:
         model = replace(model, weights=_typed_weights(model.weights, _size("weights", asked.weights)))
-    model, whole = share_of(model, asked.tensor_parallel), model
+    model, whole = share_of(_noted(model, asked.device), asked.tensor_parallel), model
     engine = EngineConfig(
         max_num_seqs=asked.concurrency,
         max_num_batched_tokens=max(asked.max_num_batched_tokens, asked.concurrency),
@@ -84,8 +93,34 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
         kv_cache_dtype=dtype,
         weight_bytes=model.weights.total_bytes,
         buffer_bytes=buffers if asked.buffers is None else _size("buffers", asked.buffers),
-        memory_bytes=None if asked.memory is None else _size("memory", asked.memory),
+        memory_bytes=None if asked.memory is None else _budget(asked.memory),
     )
+
+
+def _kv_type(asked: PlanRequest) -> str:
+    """What keys and values are kept as; the device's own where nothing, or "auto", is asked for."""
+    form, name = FORMS[asked.device], (asked.kv_cache_dtype or "auto").lower()
+    if name == "auto":
+        return form.kv
+    if name not in form.kv_types:
+        whose = "it must be" if asked.device == "any" else f"on {asked.device} it must be"
+        raise ValueError(f"kv-cache-dtype is {asked.kv_cache_dtype!r}; {whose} auto, {', '.join(form.kv_types)}")
+    return name
+
+
+def _noted(model: ModelShape, device: str) -> ModelShape:
+    """With a word where none of Bireme's devices would run it."""
+    architecture = model.config.architecture if model.config else ""
+    if device == "any" or not architecture or architecture in _RUNS:
+        return model
+    return replace(model, notes=(*model.notes, f"Bireme has no {architecture} yet: this is how {device} would hold it"))
+
+
+def _budget(text: str) -> int:
+    size = _size("memory", text)
+    if size < _LEAST_MEMORY:
+        raise ValueError(f"memory: {text!r} is {size:,} bytes; write the unit too, as in 16GB or 24GiB")
+    return size
 
 
 def _typed_weights(known: Weights, size: int) -> Weights:

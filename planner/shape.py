@@ -16,7 +16,8 @@ class Part:
     kind: str  # "Q4_K", "BF16", ...; "codes": packed integers; "beside": what belongs to a quantised weight
     elements: int  # weights; those of codes, not the words they lie in
     nbytes: int
-    role: str = "matrix"  # "table": an embedding; "tied": one that is the head too; "vector": norms, biases
+    #: "table": an embedding; "tied": one that is the head too; "vector": norms, biases; "router": of experts
+    role: str = "matrix"
     expert: bool = False  # routed
     bits: int = 0  # of a code
     half: bool = True  # scales of codes are float16
@@ -89,6 +90,7 @@ class ModelShape:
     max_position: int | None = None
     notes: tuple[str, ...] = ()
     head_dim: int | None = None  # K or V elements that share a scale where the cache is quantised; None: not known
+    latent: bool = False  # MLA: one latent stands for the K and V of all heads
 
 
 def window_note(slides: int, layers: int) -> str:

@@ -30,9 +30,9 @@ def share_of(model: ModelShape, size: int) -> ModelShape:
         return _typed_share(model, size)
     unit = math.lcm(*(BY_NAME[part.kind].block for part in model.weights.parts if part.kind in BY_NAME))
     shares = Shares.of_config(model.config, size, (unit, unit), model.name)
-    part, latent = shares.config_of(0), _is_latent(model, model.config)
-    heads = 1.0 if latent else part.num_kv_heads / model.config.num_kv_heads
-    notes = (*model.notes, "the latent of MLA lies whole on every device") if latent else model.notes
+    part = shares.config_of(0)
+    heads = 1.0 if model.latent else part.num_kv_heads / model.config.num_kv_heads
+    notes = (*model.notes, "the latent of MLA lies whole on every device") if model.latent else model.notes
     return replace(model, layers=_cache(model, heads), weights=_weights(model, shares, part), config=part, notes=notes)
 
 
@@ -51,10 +51,6 @@ def _cache(model: ModelShape, part: float) -> tuple[LayerCache, ...]:
     return tuple(replace(layer, elements=round(layer.elements * part)) for layer in model.layers)
 
 
-def _is_latent(model: ModelShape, config: ModelConfig) -> bool:
-    return max(layer.elements for layer in model.layers) < 2 * config.head_dim and config.num_kv_heads > 1
-
-
 def _weights(model: ModelShape, shares: Shares, part: ModelConfig) -> Weights:
     known, whole = model.weights, shares.config
     if not known.parts:
@@ -62,7 +58,7 @@ def _weights(model: ModelShape, shares: Shares, part: ModelConfig) -> Weights:
     matrices = sum(one.elements for one in known.parts if one.role == "matrix" and not one.expert)
     matrix = _matrix_share(whole, part, matrices)
     rows = shares.vocab_rows / whole.vocab_size
-    shrunk = {"matrix": matrix, "table": rows, "tied": rows, "vector": 1.0}
+    shrunk = {"matrix": matrix, "table": rows, "tied": rows, "vector": 1.0, "router": 1.0}
     parts = (_scaled(one, 1 / shares.size if one.expert else shrunk[one.role]) for one in known.parts)
     return sum_weights(parts, known.num_experts, known.experts_used, known.source)
 

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import tiny_config, write_gguf
+from tiny import as_f32, hf_settings, random_weights, tiny_config, write_folder, write_gguf
 
+from bireme.backends.uses import KV_CACHE_DTYPES
 from bireme.core.config import EngineConfig
 from bireme.core.memory import buffer_bytes, kv_bytes_per_token, kv_element_bytes
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.config import MoeConfig
 from bireme.models.ggml_types import BY_NAME
+from bireme.models.moe import ROUTER
 from bireme.models.names import expected_shapes
-from bireme.models.weight import Weight
+from bireme.models.weight import Checkpoint, Weight
 from bireme.planner.devices import FORMS, held_bytes, held_on, work_bytes
 from bireme.planner.from_config import shape_from_config
 from bireme.planner.open import open_shape
@@ -196,6 +198,83 @@ def test_the_plan_of_experts_is_what_each_backend_allocates(
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
 def test_the_plan_of_experts_is_what_the_cuda_loader_holds(kind: str, tmp_path: Path) -> None:
     check_cuda_loader(write_zeros(tmp_path / "moe.gguf", kind), concurrency=8, context=512)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu-exact", "cuda", "mlx"])
+def test_a_router_takes_what_each_loader_gives_it(device: str, tmp_path: Path) -> None:
+    """To the byte: none keeps it quantised, whatever a file has."""
+    checkpoint = open_checkpoint(write_zeros(tmp_path / "moe.gguf", "Q4_K"))
+    (part,) = (part for part in open_shape(str(tmp_path / "moe.gguf")).weights.parts if part.role == "router")
+    name = f"model.layers.1.{ROUTER}"
+    loader = loader_of(device, checkpoint)
+    loader.router(name)
+    assert part.elements == np.prod(checkpoint.stored(name + ".weight").shape)
+    assert loader.nbytes == held_bytes(part, device) == held_bytes(replace(part, kind="Q8_0"), device)
+    checkpoint.close()
+
+
+def loader_of(device: str, checkpoint: Checkpoint) -> Any:
+    """What a device's backend loads weights with, on this machine."""
+    if device == "mlx":
+        mx = pytest.importorskip("mlx.core", reason="needs mlx")
+        from bireme.backends.mlx.weights import MlxLoader
+
+        return MlxLoader(checkpoint, mx.float16, quantized=True)
+    torch = pytest.importorskip("torch", reason="needs torch")
+    if device == "cpu":
+        from bireme.backends.cpu.weights import QuantizedLoader
+
+        return QuantizedLoader(checkpoint)
+    from bireme.backends.cuda.weights import DenseLoader
+
+    return DenseLoader(checkpoint, torch.float32 if device == "cpu-exact" else torch.bfloat16, torch.device("cpu"))
+
+
+def test_routers_are_known_in_every_format(tmp_path: Path) -> None:
+    config = tiny_config("qwen3_moe")
+    assert config.moe is not None
+    size = config.moe.num_experts * config.hidden_size * (config.num_layers - len(config.moe.dense_layers))
+    write_folder(tmp_path / "hf", hf_settings(config), as_f32(random_weights(config)))
+    write_gguf(tmp_path / "m.gguf", config, random_weights(config))
+    shapes = [open_shape(str(tmp_path / name)) for name in ("hf", "m.gguf")]
+    shapes.append(shape_from_config(hf_settings(config), "config.json"))
+    for shape in shapes:
+        assert sum(part.elements for part in shape.weights.parts if part.role == "router") == size
+
+
+def test_levers_are_what_a_device_makes_of_a_file() -> None:
+    """A CPU keeps Q4_K's codes in 6 bits and Q3_K's in 5: what fits as a file may not fit there."""
+    config = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32}
+    config |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "vocab_size": 151936}
+    shape = shape_from_config(config | {"num_key_value_heads": 4, "head_dim": 128}, "config.json")
+    found = {}
+    for device in ("any", "cpu", "cpu-exact"):
+        plan = make_plan(shape, PlanRequest(device=device, memory="24GB"))
+        sizes = {lever.change.split()[2]: lever for lever in plan.levers() if lever.change.startswith("weights in")}
+        found[device] = sizes
+    count = shape.weights.parameters or 0
+    assert found["any"]["Q4_K_M"].total_bytes - found["any"]["Q6_K"].total_bytes == pytest.approx(
+        count * (0.83 * 4.5 + 0.17 * 6.5625 - 6.5625) / 8, rel=1e-3
+    )
+    assert found["any"]["Q3_K_M"].fits and not found["cpu"]["Q3_K_M"].fits
+    assert found["cpu"]["Q3_K_M"].total_bytes > found["any"]["Q3_K_M"].total_bytes + count // 8
+    assert not found["cpu-exact"]  # which makes float32 of all
+
+
+def test_a_cache_that_a_device_has_not_is_refused() -> None:
+    """The types of each form are those that its backend takes; ``auto`` is the device's own."""
+    heads = {"num_attention_heads": 4}
+    shape = shape_from_config({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, **heads}, "c")
+    for device in set(FORMS) - {"any"}:
+        names = KV_CACHE_DTYPES[device.partition("-")[0]]
+        for name in ("auto", "float32", "int8", "fp8", "Q4_0"):
+            asked = PlanRequest(device=device, kv_cache_dtype=name)
+            if name in names or (name == "float32" and device == "mlx-linux"):  # which is its own
+                assert make_plan(shape, asked).kv_cache_dtype == (FORMS[device].kv if name == "auto" else name)
+            else:
+                with pytest.raises(ValueError, match=f"kv-cache-dtype is '{name}'; on {device} it must be auto, "):
+                    make_plan(shape, asked)
+    assert make_plan(shape, PlanRequest(kv_cache_dtype="Q4_0")).kv_cache_dtype == "q4_0"
 
 
 def test_experts_in_blocks_of_gguf_take_nine_bits_on_mlx() -> None:

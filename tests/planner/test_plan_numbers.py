@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
+from published import DEEPSEEK_V3, QWEN3_8B
 from tiny import hf_settings, tiny_config
 from typer.testing import CliRunner
 
@@ -17,11 +20,14 @@ from bireme.core.memory import kv_bytes, kv_bytes_per_token, plan_memory
 from bireme.models.names import expected_shapes, expert_of
 from bireme.planner.architectures import layer_kinds
 from bireme.planner.chips import CHIPS, find_chip
+from bireme.planner.devices import held_on
 from bireme.planner.from_config import shape_from_config
 from bireme.planner.open import open_shape
 from bireme.planner.request import PlanRequest, make_plan, typed_shape
 from bireme.planner.roofline import Roofline
+from bireme.planner.shape import Weights
 from bireme.planner.show import render
+from bireme.planner.work import StepWork
 from bireme.server.cli import app
 
 CASES = json.loads((Path(__file__).parents[1] / "data/planner/cases.json").read_text(encoding="utf-8"))
@@ -81,33 +87,9 @@ def test_the_longest_context_is_the_longest() -> None:
     assert plan.kv_of(3, longest) <= room < plan.kv_of(3, longest + 1)
 
 
-MLA = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 61,
-    "hidden_size": 7168,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "moe_intermediate_size": 2048,
-    "intermediate_size": 18432,
-    "vocab_size": 129280,
-    "max_position_embeddings": 163840,
-    "tie_word_embeddings": False,
-    "quantization_config": {"quant_method": "fp8"},
-}
-
-
 def test_latent_attention_and_experts() -> None:
     """DeepSeek-V3: 70,272 bytes a token at 16 bits; 671 B parameters, 37 B of them at work (arXiv:2412.19437)."""
-    shape = shape_from_config(MLA, "config.json")
+    shape = shape_from_config(DEEPSEEK_V3, "config.json")
     assert kv_bytes_per_token(shape.layers) == 61 * (512 + 64) * 2
     weights = shape.weights
     assert weights.parameters == pytest.approx(671e9, rel=0.01)
@@ -144,6 +126,72 @@ def test_recurrent_layers_keep_a_state_and_no_tokens() -> None:
     assert shape_from_config(same, "config.json").layers == shape.layers
 
 
+def test_a_bound_reads_no_more_than_layers_attend_to() -> None:
+    """By hand, of steps that only read: windows end what is read, recurrent layers read and write their state, and
+    whether a device keeps more than its windows changes nothing."""
+    windowed = typed_shape(6, 8, 128, 1024, 6)
+    chip, each = CHIPS["m4"], 2 * 8 * 128 * 2
+    for shape in (windowed, held_on(windowed, "cuda")):
+        found = Roofline(chip, shape, 6 * each).decode_tokens_per_second(10, 8192)
+        assert found == pytest.approx(chip.bandwidth_gbs * 1e9 / (each * (5 * 1024 + 8192)))
+    hybrid = replace(shape_from_config(HYBRID, "config.json"), weights=Weights(0, 0))
+    state = sum(layer.state_bytes for layer in hybrid.layers)
+    found = Roofline(chip, hybrid, 24576).decode_tokens_per_second(3, 1000)
+    assert found == pytest.approx(chip.bandwidth_gbs * 1e9 / (24576 * 1000 + 2 * state))
+
+
+def test_a_step_attends_to_its_windows() -> None:
+    """Five tokens of a prompt, and a decode of a long context."""
+    work = StepWork(np.array([1, 2, 3, 4, 5, 100]), np.array([5, 100]))
+    assert (work.tokens, work.sequences, work.pairs(), work.held()) == (6, 2, 115, 105)
+    assert (work.pairs(3), work.held(3)) == (1 + 2 + 3 + 3 + 3 + 3, 6)
+    assert replace(work, times=4).pairs(3) == 60
+    assert StepWork.prompt(5).pairs() == 15
+
+
+def test_what_a_configuration_leaves_out() -> None:
+    """As the model's own code has it, and nothing made up: heads of Gemma 3 4B, a Mistral's window, a context with its
+    scaling or none, a head that is no embedding."""
+    inner = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    inner |= {"sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    gemma = shape_from_config({"model_type": "gemma3", "text_config": inner}, "config.json")
+    assert kv_bytes_per_token(gemma.layers) == 34 * 2 * 4 * 256 * 2 and gemma.max_position == 131_072
+    assert [layer.window for layer in gemma.layers[:7]] == [1024] * 5 + [None, 1024]
+    assert gemma.weights.parameters == pytest.approx(3.88e9, rel=0.01)
+    plain = {"num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1000}
+    shapes = {kind: shape_from_config(plain | {"model_type": kind}, "config.json") for kind in ("llama", "mistral")}
+    assert [shapes[kind].layers[0].window for kind in shapes] == [None, 4096]
+    assert shapes["llama"].max_position is None
+    tied = shape_from_config(plain | {"model_type": "llama", "tie_word_embeddings": True}, "config.json").weights
+    assert shapes["llama"].weights.total_bytes == tied.total_bytes + 2 * 256 * 1000
+    yarn = {"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    assert shape_from_config(plain | {"model_type": "qwen3"} | yarn, "config.json").max_position == 16384
+    odd = {"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "longrope"}}
+    assert shape_from_config(plain | {"model_type": "phi3"} | odd, "config.json").max_position == 4096
+
+
+def test_an_index_says_how_large_files_are_that_are_not_here(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B), encoding="utf-8")
+    reckoned = open_shape(str(tmp_path)).weights
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 6_000_000_000}, "weight_map": {}}), encoding="utf-8")
+    found = open_shape(str(tmp_path)).weights
+    assert found.total_bytes == pytest.approx(6e9, abs=10) and found.parameters == reckoned.parameters
+    assert found.active_bytes / found.total_bytes == pytest.approx(reckoned.active_bytes / reckoned.total_bytes)
+    assert "6,000,000,000 bytes by model.safetensors.index.json" in found.source
+    for said in ({"metadata": {}}, {"metadata": {"total_size": "many"}}, {}):
+        index.write_text(json.dumps({"weight_map": {}} | said), encoding="utf-8")
+        assert open_shape(str(tmp_path)).weights == reckoned
+
+
+def test_what_bireme_does_not_run_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(DEEPSEEK_V3), encoding="utf-8")
+    (note,) = (note for note in run(str(config), "--device", "cuda")["notes"] if "deepseek_v3" in note)
+    assert note == "Bireme has no deepseek_v3 yet: this is how cuda would hold it"
+    assert not [note for note in run(str(config))["notes"] if "Bireme has no" in note]
+
+
 def test_unknown_kinds_of_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="layer_types names 'quantum'"):
         layer_kinds({"layer_types": ["quantum"]}, 1)
@@ -153,8 +201,6 @@ def test_unknown_kinds_of_layers_are_refused() -> None:
 
 def write_moe(path: Path) -> None:
     """A mixture-of-experts GGUF file with a windowed layer pattern and per-layer kv heads, as no loader here runs."""
-    import numpy as np
-
     writer = GGUFWriter(path, "gpt-oss")
     writer.add_block_count(4)
     writer.add_embedding_length(64)
@@ -280,6 +326,9 @@ def test_text_shows_the_bar_the_levers_and_the_speed(demo_model: Path) -> None:
         ([*TYPED, "--device", "tpu"], "device is 'tpu'"),
         ([*TYPED, "--memory", "lots"], "'lots' is not a size"),
         ([*TYPED, "--chip", "abacus"], "no chip 'abacus'"),
+        ([*TYPED, "--memory", "16"], "'16' is 16 bytes; write the unit too"),
+        ([*TYPED, "--global-every", "6"], "--global-every is 6 and no layer slides"),
+        (["--layers", "99999999", "--kv-heads", "8", "--head-dim", "128"], "--layers is 99999999; it must be 1024"),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], message: str) -> None:
@@ -289,7 +338,7 @@ def test_bad_input_is_named(arguments: list[str], message: str) -> None:
 
 
 def test_batches_touch_more_experts() -> None:
-    weights = shape_from_config(MLA, "config.json").weights
+    weights = shape_from_config(DEEPSEEK_V3, "config.json").weights
     sizes = [weights.read_bytes(n) for n in (1, 8, 64, 512)]
     assert sizes == sorted(sizes)
     share = 1 - (1 - 8 / 256) ** 64

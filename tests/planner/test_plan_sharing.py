@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published import QWEN3_8B
+from published import DEEPSEEK_V3, QWEN3_8B
 from typer.testing import CliRunner
 
 from bireme.backends.cuda.tensor_parallel.checkpoint import RankCheckpoint
@@ -20,6 +20,7 @@ from bireme.planner.open import open_shape
 from bireme.planner.request import PlanRequest, make_plan
 from bireme.planner.roofline import SUM_SECONDS, Roofline
 from bireme.planner.tensor_parallel import share_of
+from bireme.planner.work import StepWork
 from bireme.server.cli import app
 
 
@@ -49,12 +50,20 @@ def test_key_value_heads_fewer_than_devices_are_repeated() -> None:
     assert share_of(whole, 1) is whole
 
 
+def test_a_latent_lies_whole_on_every_device() -> None:
+    """DeepSeek-V3 names no head_dim, and none is needed to know that its heads share one latent."""
+    whole = shape_from_config(DEEPSEEK_V3, "config.json")
+    eight = share_of(whole, 8)
+    assert kv_bytes_per_token(eight.layers) == kv_bytes_per_token(whole.layers) == 61 * (512 + 64) * 2
+    assert "the latent of MLA lies whole on every device" in eight.notes
+
+
 def test_two_sums_a_layer_cost_time() -> None:
     """By hand: 36 layers, two sums each, half of twice 4,096 values of 16 bits over NVLink."""
     share = share_of(shape_from_config(QWEN3_8B, "config.json"), 2)
     one, two = (Roofline(CHIPS["h100"], share, 73_728, devices=devices) for devices in (1, 2))
     sums = 72 * (SUM_SECONDS + 2 * 0.5 * 2 * 4096 / 450e9)
-    assert two.seconds(1, 1, 1) - one.seconds(1, 1, 1) == pytest.approx(sums)
+    assert two.seconds(StepWork.prompt(1)) - one.seconds(StepWork.prompt(1)) == pytest.approx(sums)
     with pytest.raises(ValueError, match="m4-max can't share"):
         Roofline(CHIPS["m4-max"], share, 73_728, devices=2)
 
