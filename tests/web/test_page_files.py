@@ -73,3 +73,14 @@ def test_the_page_makes_no_markup_of_text(static_folder: Path) -> None:
     for path in (static_folder / "js").glob("*.js"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(", text), path
+
+
+def test_every_link_leads_somewhere(server: Any, static_folder: Path) -> None:
+    text = (static_folder / "index.html").read_text(encoding="utf-8")
+    links = set(re.findall(r'(?:href|src)="([^"]+)"', text))
+    assert {"openapi.json", "web/js/app.js", "#question"} <= links
+    for link in links:
+        if link.startswith("#"):
+            assert f'id="{link[1:]}"' in text, link
+        else:
+            assert server.get(f"/{link}").status_code == 200, link

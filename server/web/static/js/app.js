@@ -4,6 +4,7 @@ import { Chat } from "./chat.js";
 import { Dashboard } from "./dashboard.js";
 import { byId } from "./dom.js";
 import { showFacts } from "./facts.js";
+import * as panels from "./panels.js";
 import * as settings from "./settings.js";
 
 const VIEWS = ["chat", "dashboard"];
@@ -13,9 +14,7 @@ const dashboard = new Dashboard();
 new Chat(showFacts);
 addEventListener("hashchange", route);
 document.addEventListener("visibilitychange", route);
-for (const name of ["list", "settings"]) byId(`${name}-toggle`).addEventListener("click", () => toggle(name));
-matchMedia("(min-width: 64rem)").addEventListener("change", sayToggles);
-sayToggles();
+panels.start();
 route();
 showFacts();
 
@@ -29,23 +28,6 @@ function route() {
     else byId(`tab-${name}`).removeAttribute("aria-current");
   }
   document.body.dataset.view = view;
+  if (named === "question") byId(named).focus(); // the browser looks for it before this view is shown
   dashboard.watch(view === "dashboard" && document.visibilityState === "visible");
-}
-
-/** Side panels: shown beside the thread where there is room, over it where there is none. */
-function toggle(name) {
-  const chat = byId("chat");
-  const wide = matchMedia("(min-width: 64rem)").matches;
-  chat.classList.toggle(wide ? `${name}-closed` : `${name}-open`);
-  for (const other of ["list", "settings"]) if (other !== name && !wide) chat.classList.remove(`${other}-open`);
-  sayToggles();
-}
-
-function sayToggles() {
-  const { classList } = byId("chat");
-  const wide = matchMedia("(min-width: 64rem)").matches;
-  for (const name of ["list", "settings"]) {
-    const open = wide ? !classList.contains(`${name}-closed`) : classList.contains(`${name}-open`);
-    byId(`${name}-toggle`).setAttribute("aria-expanded", String(open));
-  }
 }

@@ -5,6 +5,7 @@ import * as conversations from "./conversations.js";
 import { askKey, confirmRemoval } from "./dialogs.js";
 import { byId, h } from "./dom.js";
 import { AnswerView, copyAnswer, plainMessage, resultsForm } from "./message.js";
+import { uncover } from "./panels.js";
 import { Pinned } from "./pinned.js";
 import { Run } from "./run.js";
 import * as settings from "./settings.js";
@@ -22,10 +23,10 @@ export class Chat {
     this.pinned = new Pinned(byId("thread"), byId("to-end"));
     byId("composer").addEventListener("submit", (event) => (event.preventDefault(), this.#submit()));
     byId("stop").addEventListener("click", () => this.#run?.stop());
-    byId("new-chat").addEventListener("click", () => this.open(conversations.fresh()));
+    byId("new-chat").addEventListener("click", () => (uncover(), this.open(conversations.fresh())));
     this.input.addEventListener("keydown", (event) => this.#key(event));
     this.input.addEventListener("input", () => this.#fit());
-    byId("chat").addEventListener("keydown", (event) => event.key === "Escape" && this.#run?.stop());
+    document.addEventListener("keydown", (event) => event.key === "Escape" && !event.isComposing && this.#escape());
     conversations.onChange((id) => this.#changedElsewhere(id));
     this.open(conversations.read(sessionStorage.getItem(CURRENT)) ?? conversations.fresh(), false);
   }
@@ -56,6 +57,12 @@ export class Chat {
     this.#submit();
   }
 
+  /** Away with a side that lies over the thread; else the answer stops. A dialog has its own Escape. */
+  #escape() {
+    if (byId("chat").hidden || document.querySelector("dialog[open]")) return;
+    if (!uncover()) this.#run?.stop();
+  }
+
   /** The field is as high as its text, up to a third of the window. */
   #fit() {
     this.input.style.height = "auto";
@@ -68,6 +75,7 @@ export class Chat {
     if (!this.#answer([{ role: "user", text }])) return;
     this.input.value = "";
     this.#fit();
+    this.input.focus();
   }
 
   /** Ask with `added` messages at the conversation's end; false where the settings don't allow it. */
@@ -140,19 +148,28 @@ export class Chat {
 
   #render() {
     const { messages } = this.#conversation;
+    const within = this.list.contains(document.activeElement);
     this.#tell("");
     this.list.replaceChildren(...messages.map((message, at) => this.#message(message, at)));
     if (this.#run) this.list.append(this.#run.view.element);
     byId("welcome").hidden = messages.length > 0;
+    if (within) this.#focusThread();
     this.#showBusy();
     this.#renderList();
   }
 
+  /** Where the focus goes when what had it is gone; not into the question, which would bring up a phone's keyboard. */
+  #focusThread() {
+    byId("thread").focus({ preventScroll: true });
+  }
+
   #showBusy() {
     const busy = Boolean(this.#run);
+    const held = document.activeElement;
     byId("send").hidden = busy;
     byId("stop").hidden = !busy;
     for (const button of this.list.querySelectorAll(".when-idle")) button.disabled = busy;
+    if (held.hidden || held.disabled) this.#focusThread();
   }
 
   #message(message, at) {
@@ -183,7 +200,10 @@ export class Chat {
   #edit(at) {
     const { messages } = this.#conversation;
     const area = h("textarea", { value: messages[at].text, rows: 4, "aria-label": "Edit the question" });
-    const close = () => this.#render();
+    const close = () => {
+      this.#render();
+      this.list.children[at].querySelector("button").focus();
+    };
     const send = (event) => {
       event.preventDefault();
       if (area.value.trim()) this.#answer([{ role: "user", text: area.value.trim() }], at);
@@ -198,22 +218,30 @@ export class Chat {
     area.focus();
   }
 
+  /** Who was in the list stays there: at the same button, else at the next one. */
   #renderList() {
-    byId("chats").replaceChildren(...conversations.list().map((one) => this.#entry(one)));
+    const list = byId("chats");
+    const held = document.activeElement;
+    const at = [...list.querySelectorAll("button")].indexOf(held);
+    list.replaceChildren(...conversations.list().map((one) => this.#entry(one)));
+    if (at < 0) return;
+    const now = [...list.querySelectorAll("button")];
+    const same = now.find((one) => one.dataset.id === held.dataset.id && one.className === held.className);
+    (same ?? now.at(Math.min(at, now.length - 1)) ?? byId("new-chat")).focus();
   }
 
   #entry({ id, title }) {
     const open = () => {
       const conversation = conversations.read(id);
+      uncover();
       if (conversation) this.open(conversation);
-      byId("chat").classList.remove("list-open");
     };
     const current = id === this.#conversation.id ? "true" : undefined;
     return h(
       "li",
       {},
-      h("button", { type: "button", class: "chat-title", "aria-current": current, onclick: open }, title),
-      h("button", { type: "button", class: "quiet remove", "aria-label": `Remove “${title}”`, onclick: () => this.#remove(id, title) }, "×"),
+      h("button", { type: "button", class: "chat-title", "data-id": id, "aria-current": current, onclick: open }, title),
+      h("button", { type: "button", class: "quiet remove", "data-id": id, "aria-label": `Remove “${title}”`, onclick: () => this.#remove(id, title) }, "×"),
     );
   }
 
@@ -221,7 +249,7 @@ export class Chat {
     if (!(await confirmRemoval(title))) return;
     for (const [conversation, run] of this.#runs) if (conversation.id === id) run.stop();
     conversations.remove(id);
-    if (id === this.#conversation.id) this.open(conversations.fresh());
+    if (id === this.#conversation.id) this.open(conversations.fresh(), false);
     else this.#renderList();
   }
 }

@@ -21,9 +21,9 @@ export class Timeline {
     this.span = 5;
     this.surface = new Surface(canvas, (...drawn) => this.#draw(...drawn));
     canvas.addEventListener("pointermove", (event) => this.#hover(event.offsetX, event.offsetY));
-    canvas.addEventListener("pointerleave", () => (this.#choose(null), this.tell("")));
+    canvas.addEventListener("pointerleave", () => this.#leave());
     canvas.addEventListener("keydown", (event) => this.#key(event));
-    canvas.addEventListener("blur", () => (this.#choose(null), this.tell("")));
+    canvas.addEventListener("blur", () => this.#leave());
   }
 
   show() {
@@ -118,8 +118,9 @@ export class Timeline {
     this.tell(step ? this.describe(step, lane) : "", x, y);
   }
 
-  /** Arrow keys go from step to step; Home and End to the first and last. */
+  /** Arrow keys go from step to step; Home and End to the first and last; Escape takes the words away. */
   #key(event) {
+    if (event.key === "Escape") this.#leave();
     const at = this.#hovered ? this.#steps.indexOf(this.#hovered) : this.#steps.length;
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: this.#steps.length - 1 }[event.key];
     if (to === undefined || !this.#steps.length) return;
@@ -127,6 +128,11 @@ export class Timeline {
     const step = this.#steps[Math.min(this.#steps.length - 1, Math.max(0, to))];
     this.#choose(step);
     this.tell(this.describe(step, null), this.#x(step.start, this.surface.canvas.clientWidth), 8);
+  }
+
+  #leave() {
+    this.#choose(null);
+    this.tell("");
   }
 
   #choose(step) {
