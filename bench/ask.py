@@ -128,6 +128,8 @@ async def _read(response: httpx.Response, sample: Sample) -> None:
             sample.finished = sample.finished or choice.get("finish_reason") is not None
     if sample.first is None:
         sample.failure = "no token"
+        kind = response.headers.get("content-type", "")
+        sample.reason = "" if kind.startswith("text/event-stream") else f"the answer is no event stream but {kind!r}"
     elif not sample.finished:
         sample.failure = "cut off"
 

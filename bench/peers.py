@@ -16,13 +16,16 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ..models.hub import resolve
 from ..models.tokenizer import Tokenizer
+from ..server.commands.fail import EXIT_FAILED, EXIT_INTERRUPTED, fail
 from .ask import Prompt
 from .closed_level import closed_level
 from .machine import describe
@@ -30,6 +33,7 @@ from .mlx_folder import float32_folder
 from .peers_page import peers_page
 from .peers_text import Measured, duration, markdown, paired
 from .requantise import requantised
+from .serve_options import check_outputs
 from .servers import Server, start_bireme, start_llama, start_mlx_lm, start_transformers
 from .text import PromptMaker, load_tokenizer
 
@@ -49,7 +53,21 @@ class Phase:
 
 
 def main() -> int:
+    """Measure as asked. Returns the exit code: 1 if a server did not come up or requests failed, 130 after Ctrl-C."""
     asked = _parser().parse_args()
+    try:
+        return _run(asked)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except RuntimeError as error:  # with a server's last words, on lines of their own
+        _say(f"bireme: {error}")
+        return EXIT_FAILED
+    except (ValueError, OSError) as error:
+        fail(error)
+
+
+def _run(asked: argparse.Namespace) -> int:
+    check_outputs({"json_path": asked.json, "html_path": asked.html})
     model = resolve(asked.model)
     tokenizer = load_tokenizer(model)
     maker = PromptMaker(tokenizer)
@@ -60,42 +78,83 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bireme-peers-") as scratch:
         servers = _start(model, asked, Path(scratch))
         try:
-            measured = [row for number, phases in enumerate(rounds) for row in _round(number, phases, servers)]
+            measured, interrupted = _measure(rounds, servers)
             memory = {server.label: server.memory() for server in servers}
         finally:
             for server in servers:
                 server.stop()
     commands = {server.label: " ".join(server.command[1:]) for server in servers}
-    ratios = paired(measured, OURS)
-    print(markdown(machine, measured, _titles(asked), memory, OURS))
-    print("\n" + ratios)
     about = {"machine": machine, "commands": commands, "memory_bytes": memory, "options": vars(asked)}
+    _report(asked, measured, about | {"interrupted": interrupted})
+    failed = [f"{row.server}, {row.phase}: {row.level.failed_line()}" for row in measured if row.level.failures]
+    for line in failed:
+        _say(line)
+    if interrupted:
+        _say("WARNING: INTERRUPTED: only what every server has ended is shown")
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if failed else 0
+
+
+def _measure(rounds: Sequence[Sequence[Phase]], servers: Sequence[Server]) -> tuple[list[Measured], bool]:
+    """(what every server has ended, whether Ctrl-C came before the end)"""
+    measured: list[Measured] = []
+    try:
+        for number, phases in enumerate(rounds):
+            measured.extend(_round(number, phases, servers))  # which keeps what came before an end
+    except KeyboardInterrupt:
+        ended = Counter((row.phase, row.concurrency, row.round) for row in measured)
+        whole = [row for row in measured if ended[row.phase, row.concurrency, row.round] == len(servers)]
+        if not whole:
+            raise
+        return whole, True
+    return measured, False
+
+
+def _report(asked: argparse.Namespace, measured: Sequence[Measured], about: dict[str, Any]) -> None:
+    """Print the tables, and write the record and the page where they were asked for."""
+    ratios = paired(measured, OURS)
+    print(markdown(about["machine"], measured, _titles(asked), about["memory_bytes"], OURS))
+    print("\n" + ratios)
     if asked.json:
         rows = [asdict(row) | {"level": row.level.as_dict()} for row in measured]
-        Path(asked.json).write_text(json.dumps(about | {"measured": rows}, indent=1, default=str), encoding="utf-8")
+        asked.json.write_text(json.dumps(about | {"measured": rows}, indent=1, default=str), encoding="utf-8")
     if asked.html:
-        Path(asked.html).write_text(peers_page(measured, OURS, ratios, about), encoding="utf-8")
-        _say(f"report: {Path(asked.html).absolute()}")
-    failed = [f"{row.server}, {row.phase}: {row.level.failed_line()}" for row in measured if row.level.failures]
-    print("\n".join(failed), file=sys.stderr)
-    return bool(failed)
+        asked.html.write_text(peers_page(measured, OURS, ratios, about), encoding="utf-8")
+        _say(f"report: {asked.html.absolute()}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bireme.bench.peers", description=__doc__)
     parser.add_argument("--model", default="demo", help="as for `bireme serve`; llama.cpp needs a GGUF file")
     parser.add_argument("--device", default="cpu", help="our device; llama.cpp runs on the CPU")
-    parser.add_argument("--threads", type=int, default=_cores(), help="of each server (default: the cores)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--prompt-tokens", type=int, default=200)
-    parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--prefix-tokens", type=int, default=1000, help="of the shared prefix; 0: leave that table out")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=_count, default=_cores(), help="of each server (default: the cores)")
+    parser.add_argument("--concurrency", type=_count, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--prompt-tokens", type=_count, default=200)
+    parser.add_argument("--output-tokens", type=_count, default=64)
+    parser.add_argument(
+        "--prefix-tokens", type=_count_or_none, default=1000, help="of the shared prefix; 0: leave that table out"
+    )
+    parser.add_argument("--rounds", type=_count, default=2)
     peers = [LLAMA, LLAMA_Q4_0, MLX_LM, TRANSFORMERS]
     parser.add_argument("--peers", nargs="*", choices=peers, default=peers[:2])
-    parser.add_argument("--html", default="bench-peers.html", help="the report; '': none")
-    parser.add_argument("--json", help="also write everything measured to this file")
+    parser.add_argument("--html", type=_path, default="bench-peers.html", help="the report; '': none")
+    parser.add_argument("--json", type=_path, help="also write everything measured to this file")
     return parser
+
+
+def _count(text: str, least: int = 1) -> int:
+    value = int(text) if text.strip().isdecimal() else -1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+    return value
+
+
+def _count_or_none(text: str) -> int:
+    return _count(text, 0)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _cores() -> int:
@@ -173,21 +232,19 @@ def _start(model: Path, asked: argparse.Namespace, scratch: Path) -> list[Server
     return servers
 
 
-def _round(number: int, phases: Sequence[Phase], servers: Sequence[Server]) -> list[Measured]:
+def _round(number: int, phases: Sequence[Phase], servers: Sequence[Server]) -> Iterator[Measured]:
     """Every phase on every server; the order turns around from phase to phase."""
-    measured = []
     for turn, phase in enumerate(phases):
         for server in servers if (turn + number) % 2 == 0 else servers[::-1]:
             with server.awake() as target:
                 closed_level(target, phase.warm, len(phase.warm))
                 level = closed_level(target, phase.prompts, phase.concurrency)
-            measured.append(Measured(phase.name, phase.concurrency, number, server.label, level))
+            yield Measured(phase.name, phase.concurrency, number, server.label, level)
             _say(
                 f"round {number + 1}, {phase.name}, {phase.concurrency} at once, {server.label}: "
                 f"{level.output_throughput:.1f} tok/s, TTFT p50 {duration(level.spreads['ttft'].percentiles[50])}"
                 f"{' ' + level.failed_line() if level.failures else ''}"
             )
-    return measured
 
 
 def _say(text: str) -> None:

@@ -130,6 +130,9 @@ def target_of(options: Options, url: str, model: str | None) -> Target:
         raise ValueError(f"extra-body is no JSON: {error}") from None
     if not isinstance(extra, dict):
         raise ValueError("extra-body must be a JSON object")
+    fixed = [name for name in ("stream", "stream_options") if name in extra]
+    if fixed:
+        raise ValueError(f"extra-body sets {fixed[0]}; latencies are measured on streams that end with their usage")
     if options["ignore_eos"]:
         extra = {"ignore_eos": True} | extra
     target = Target(url, model or "", options["api_key"], extra, options["timeout"])

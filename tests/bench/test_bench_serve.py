@@ -366,6 +366,19 @@ def test_what_a_server_does_not_say_is_not_made_up(tmp_path: Path) -> None:
         assert (level["total_token_throughput"] is None) == (not counts) == ("no usage" in result.stderr)
 
 
+def test_an_answer_that_is_no_stream_is_called_so() -> None:
+    async def whole(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 2\r\n\r\n"
+        writer.write(head + b"{}")
+
+    with serving(whole) as url:
+        assert (
+            one_level(url, 1, 1)
+            .failed_line()
+            .endswith("no token (the answer is no event stream but 'application/json')")
+        )
+
+
 def test_turns_that_were_not_asked_are_counted(tmp_path: Path) -> None:
     found = tmp_path / "run.json"
 
@@ -442,6 +455,7 @@ def test_chats_carry_their_answers_on() -> None:
         (["--request-rate", "3", "--burstiness", "nan"], "burstiness is nan"),
         (["--ramp-up-start-rps", "1", "--ramp-up-end-rps", "inf"], "a ramp's rate is inf"),
         (["--seed", "-5"], "--seed"),
+        (["--extra-body", '{"stream": false}'], "extra-body sets stream"),
         (["--dataset", "trace", "--dataset-path", "x", "--burstiness", "2"], "a trace has times of its own"),
     ],
 )
