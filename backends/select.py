@@ -129,8 +129,10 @@ def _fast_cpu(checkpoint: Checkpoint, config: EngineConfig, threads: int, progre
     from .cuda.runner import TorchBackend
 
     pool().resize(threads)
-    road = Road(QuantizedLoader(checkpoint, progress), "int8 activations", ops=CpuOps)
-    return TorchBackend(checkpoint, config, road)
+    loader = QuantizedLoader(checkpoint, progress)
+    backend = TorchBackend(checkpoint, config, Road(loader, "int8 activations", ops=CpuOps))
+    loader.report()
+    return backend
 
 
 def _torch_problem() -> str | None:

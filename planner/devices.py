@@ -78,13 +78,16 @@ def held_bytes(part: Part, device: str) -> float:
 
 def _on_cpu(part: Part) -> float:
     """Norms and routers are float32; a table that only rows are read of stays in the mapped file, and so does a dense
-    one beside the head's 8 bits; packed integers keep their codes, with scales for every 32."""
+    one beside the head's 8 bits; packed integers keep their codes, with scales for every 32, but for experts' whose
+    columns are in an order of their own: those are rounded to 8 bits."""
     if part.role in _DECODED:
         return 4.0 * part.elements
     if part.role == "table":
         return part.nbytes
     if part.kind == "beside":
         return 0.0
+    if part.kind == "codes" and part.ordered and part.expert:
+        return part.elements * _CPU["F32"] / 8
     if part.kind == "codes":
         return part.elements * (part.bits + (1 if part.half else 2)) / 8
     bits = _CPU.get(part.kind)

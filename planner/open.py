@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Set
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -24,6 +25,8 @@ _ROUTER = re.compile(r"\.(mlp|block_sparse_moe|feed_forward)\.(gate|router)\.")
 _BESIDE = frozenset(
     ("qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx", "weight_shape")
 )
+#: Those that say which group a column is in.
+_ORDERS = (".g_idx", ".weight_g_idx")
 
 
 def open_shape(model: str) -> ModelShape:
@@ -99,25 +102,36 @@ def _weights(config: dict[str, Any], tensors: dict[str, SafeTensor]) -> Weights:
     count = next((int(inner[name]) for name in names if inner.get(name)), 0)
     used = int(inner.get("num_experts_per_tok") or inner.get("num_experts_per_token") or 0)
     tied = not any(name.endswith("lm_head.weight") for name in tensors)
-    parts = (_part(name, tensor, tensors, tied, _packed_bits(inner)) for name, tensor in tensors.items())
+    bits, ordered = _packed_bits(inner), _ordered(inner, tensors)
+    parts = (_part(name, tensor, tensors, tied, bits, ordered) for name, tensor in tensors.items())
     return sum_weights(parts, count, used, "the safetensors headers")
 
 
-def _part(name: str, tensor: SafeTensor, tensors: dict[str, SafeTensor], tied: bool, packed_bits: int) -> Part:
+def _part(
+    name: str, tensor: SafeTensor, tensors: dict[str, SafeTensor], tied: bool, packed_bits: int, ordered: Set[str]
+) -> Part:
     elements = _elements(name, tensor, tensors, packed_bits)
-    kind, bits, half = tensor.dtype, 0, True
+    kind, bits, half, stem = tensor.dtype, 0, True, name.rpartition(".")[0]
     if not elements:
         kind = "beside"
     elif elements > prod(tensor.shape):
         kind, bits = "codes", 8 * tensor.nbytes // elements
-        scales = tensors.get(f"{name.rpartition('.')[0]}.scales")
+        scales = tensors.get(f"{stem}.scales")
         half = scales is None or scales.dtype == "F16"
     role = "vector" if len(tensor.shape) == 1 else "matrix"
     if "embed_tokens." in name:
         role = "tied" if tied else "table"
     if role == "matrix" and _ROUTER.search(name):
         role = "router"
-    return Part(kind, elements, tensor.nbytes, role, bool(_EXPERT.search(name)), bits, half)
+    in_order = kind != "codes" or stem not in ordered
+    return Part(kind, elements, tensor.nbytes, role, bool(_EXPERT.search(name)), bits, half, not in_order)
+
+
+def _ordered(config: dict[str, Any], tensors: dict[str, SafeTensor]) -> Set[str]:
+    """Matrices whose columns may be in the order of activations."""
+    if not (config.get("quantization_config") or {}).get("desc_act", True):
+        return frozenset()
+    return {name.rpartition(".")[0] for name in tensors if name.endswith(_ORDERS)}
 
 
 def _packed_bits(config: dict[str, Any]) -> int:

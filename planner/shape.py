@@ -21,6 +21,7 @@ class Part:
     expert: bool = False  # routed
     bits: int = 0  # of a code
     half: bool = True  # scales of codes are float16
+    ordered: bool = False  # columns of codes may be in an order of their own
 
     @property
     def looked_up(self) -> bool:

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from tiny import Stored, hf_settings, random_weights, tiny_config, write_folder
 
+from bireme.models.names import expert_of
+
 CONFIG = tiny_config()
 DENSE = random_weights(CONFIG)
 Made = tuple[dict[str, Stored], NDArray[np.float32]]  # tensors by last part, values
@@ -73,8 +75,9 @@ def awq(name: str, shape: tuple[int, int], group: int, half: str = "F16") -> Mad
 
 def gptq(
     name: str, shape: tuple[int, int], group: int, bits: int = 4, v2: bool = False, order: bool = False,
-    symmetric: bool = False,
+    symmetric: bool = False, seed: int = 0,
 ) -> Made:  # fmt: skip
+    """``order``: columns are in one that depends on their number and ``seed``."""
     rows, columns = shape
     size = columns if group == -1 else group
     codes, zeros, scales = drawn(name, shape, columns // size, bits)
@@ -84,7 +87,7 @@ def gptq(
         zeros[:] = 1 << (bits - 1)
     group_of = np.arange(columns) // size
     if order:
-        group_of = np.random.default_rng(columns).permutation(group_of)
+        group_of = np.random.default_rng(columns + seed).permutation(group_of)
     tensors = {
         "qweight": ("I32", np.ascontiguousarray(stream(codes, bits).T)),
         "qzeros": ("I32", stream((zeros - (0 if v2 else 1)).T, bits)),
@@ -188,3 +191,22 @@ def make_folder(case: str, folder: Path) -> Folder:
             tensors[name] = ("F16", dense.astype(np.float16))
             values[name] = tensors[name][1].astype(np.float32)
     return Folder(write_folder(folder, hf_settings(CONFIG, quantization_config=given), tensors), values, tensors)
+
+
+def make_mixture(folder: Path, bits: int = 4, known: bool = True) -> Folder:
+    """A mixture of experts by GPTQ in the order of activations: each matrix of an expert has its own, but those of
+    expert 0, which no token of the calibration met, have none. ``known``: config.json says that it was so."""
+    config = tiny_config("qwen3_moe")
+    tensors: dict[str, Stored] = {}
+    values: dict[str, NDArray[np.float32]] = {}
+    for name, dense in random_weights(config).items():
+        if not name.endswith("_proj.weight"):
+            tensors[name] = ("F16", dense.astype(np.float16))
+            values[name] = tensors[name][1].astype(np.float32)
+            continue
+        expert = expert_of(name)
+        seed = 0 if expert is None else sum(name.encode())
+        parts, values[name] = gptq(name, dense.shape, 32, bits, order=expert != 0, seed=seed)
+        tensors |= {f"{name.removesuffix('weight')}{part}": stored for part, stored in parts.items()}
+    given = _gptq(bits, desc_act=known)
+    return Folder(write_folder(folder, hf_settings(config, quantization_config=given), tensors), values, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,8 @@ from ..cuda.weights import DenseLoader, Embedding, Linear
 from .qembedding import QuantizedEmbedding
 from .qexperts import QuantizedExperts, Rooms
 from .qlinear import QuantizedLinear
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,15 @@ class QuantizedLoader(DenseLoader):
     matrices have their columns in one order that is not the input's, the input is put in it.
 
     A tied embedding is looked up in the head's own storage and adds nothing to ``nbytes``. An embedding of its own, or
-    one that the head's 8 bits would round, stays in the mapped file.
+    one that the head's 8 bits would round, stays in the mapped file. ``decoded`` are the names of quantised matrices
+    that don't keep their codes, since their columns are in an order that the input can't be put in.
     """
 
     def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         super().__init__(checkpoint, torch.float32, torch.device("cpu"), progress)
         self._heads: dict[str, QuantizedLinear] = {}
         self._rooms = Rooms()
+        self.decoded: list[str] = []
 
     def linear(self, *names: str) -> Linear:
         if names[0] in self._heads:
@@ -60,9 +65,7 @@ class QuantizedLoader(DenseLoader):
         weights = self.weights(names)
         bias = self.bias(names, [weight.shape[0] for weight in weights])
         order = _shared_order(weights)
-        layer = QuantizedLinear(weights if order is None else [replace(w, order=None) for w in weights], bias)
-        for weight in weights:
-            self.count(weight)
+        layer = self._layer(weights if order is None else [replace(w, order=None) for w in weights], bias)
         self.nbytes += layer.nbytes - (0 if bias is None else bias.nbytes)  # the bias is counted already
         return layer if order is None else ReorderedLinear(layer, torch.from_numpy(order))
 
@@ -74,10 +77,24 @@ class QuantizedLoader(DenseLoader):
 
     def _expert(self, *names: str) -> QuantizedLinear:
         """One matrix of an expert. Columns in an order of their own are put back in the input's, in 8 bits."""
-        weights = self.weights(names)
+        return self._layer(self.weights(names))
+
+    def _layer(self, weights: Sequence[Weight], bias: torch.Tensor | None = None) -> QuantizedLinear:
+        layer = QuantizedLinear(weights, bias)
         for weight in weights:
             self.count(weight)
-        return QuantizedLinear(weights)
+        self.decoded += [weight.name for weight in weights if weight.ordered]
+        return layer
+
+    def report(self) -> None:
+        """Say what takes more memory here than in the file, and is rounded."""
+        if self.decoded:
+            logger.warning(
+                "weights: %d matrices have their columns in an order of their own (GPTQ's desc_act), %s for one; "
+                "they are held in 8 bits in groups of 32, 9 bits a weight, whatever the file has",
+                len(self.decoded),
+                self.decoded[0],
+            )
 
     def embedding(self, name: str) -> Embedding:
         weight = self.checkpoint.weight(name + ".weight")

@@ -45,16 +45,19 @@ class DenseStack:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedStack:
-    """Matrices as ``linear.QuantizedLinear`` has one, with a dimension of E before its own."""
+    """Matrices as ``linear.QuantizedLinear`` has one, and orders, with a dimension of E before its own."""
 
     words: Array
     scales: Array
     biases: Array | None
     packing: Packing
+    order: Array | None = None
 
     def __call__(self, x: Array, chosen: Array, in_order: bool) -> Array:
         """As ``DenseStack``."""
         how = self.packing
+        if self.order is not None:
+            x = mx.take_along_axis(x, self.order[chosen][:, None], axis=-1)
         return mx.gather_qmm(
             x, self.words, self.scales, self.biases, rhs_indices=chosen, transpose=True,
             group_size=how.group_size, bits=how.bits, mode=how.mode, sorted_indices=in_order,

@@ -47,16 +47,18 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLinear:
-    """A quantised matrix: words uint32 [N, K * bits / 32], scales and, in the affine mode, biases [N, K / group]."""
+    """A quantised matrix: words uint32 [N, K * bits / 32], scales and, in the affine mode, biases [N, K / group].
+    Column j of it is the input's column ``order[j]``, int32 [K], or j itself."""
 
     words: Array
     scales: Array
     biases: Array | None
     packing: Packing
     bias: Array | None = None
+    order: Array | None = None
 
     def __call__(self, x: Array) -> Array:
-        how = self.packing
+        how, x = self.packing, x if self.order is None else mx.take(x, self.order, axis=-1)
         product = quantized_matmul(x, self.words, self.scales, self.biases, how.bits, how.group_size, how.mode)
         return product if self.bias is None else product + self.bias
 
@@ -70,7 +72,7 @@ class QuantizedEmbedding:
     def __call__(self, token_ids: Array) -> Array:
         table, how = self.table, self.table.packing
         biases = None if table.biases is None else table.biases[token_ids]
-        return mx.dequantize(
+        rows = mx.dequantize(
             table.words[token_ids],
             table.scales[token_ids],
             biases,
@@ -78,6 +80,7 @@ class QuantizedEmbedding:
             bits=how.bits,
             mode=how.mode,
         )
+        return rows if table.order is None else mx.take(rows, mx.argsort(table.order), axis=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...models.dequant import dequantize
 from ...models.ggml_types import DENSE
@@ -22,22 +23,19 @@ from .linear import (
     DenseLinear,
     Embedding,
     Linear,
-    Packing,
     QuantizedEmbedding,
     QuantizedLinear,
     StackedLinear,
 )
-from .metal.kernel import available
 from .metal.linear import BlockEmbedding, BlockLinear
 from .metal.matmul import BLOCK_TYPES, block_words
-from .repack import GROUP, REPACKED, repack
+from .packing import REQUANTISED, expert_packing, keeps_codes, order_of, packing_of, runs, same_order
+from .repack import REPACKED, repack
 
 #: Elements decoded or repacked at a time.
 CHUNK = 1 << 24
-#: What a type without an exact form is quantised to.
-REQUANTISED = Packing(bits=8, group_size=32)
-#: Groups that MLX's affine kernels have.
-AFFINE_GROUPS = (32, 64, 128)
+#: Bytes of a column's place, where the columns come in an order of their own.
+ORDER_BYTES = 4
 
 
 class MlxLoader:
@@ -71,20 +69,23 @@ class MlxLoader:
             shapes = ", ".join(f"{weight.name} {weight.shape}" for weight in weights)
             raise CheckpointError(f"matrices that work on one input differ in width: {shapes}")
         bias = self._bias(names, [weight.shape[0] for weight in weights])
-        parts = [self._stack(run) for run in self._runs(weights)]
+        parts = [self._stack(run) for run in runs(weights, self.quantized)]
         if len(parts) == 1:
             return replace(parts[0], bias=bias)
         return StackedLinear(parts, bias)
 
     def experts(self, names: Sequence[str]) -> Experts:
         gate, up, down = ([name + part for name in names] for part in ("gate_proj", "up_proj", "down_proj"))
-        alike = self._expert_packing(self._weight(gate[0])) == self._expert_packing(self._weight(up[0]))
-        gate_up = [self._experts(gate, up)] if alike else [self._experts(gate), self._experts(up)]
+        first, second = (self.checkpoint.stored(names[0] + ".weight") for names in (gate, up))
+        alike = expert_packing(first, self.quantized) == expert_packing(second, self.quantized)
+        together = alike and not first.ordered and not second.ordered  # orders may differ
+        gate_up = [self._experts(gate, up)] if together else [self._experts(gate), self._experts(up)]
         return Experts(gate_up, self._experts(down))
 
     def _experts(self, *columns: Sequence[str]) -> Stack:
         """The matrices of each expert in one array; several of one expert are stacked along their rows."""
-        packing = self._expert_packing(self._weight(columns[0][0]))
+        first = self.checkpoint.stored(columns[0][0] + ".weight")
+        packing = expert_packing(first, self.quantized)
         found = ([self._weight(name) for name in names] for names in zip(*columns, strict=True))
         if packing is None:
             dtype = dense_dtype(self.dtype)
@@ -93,21 +94,31 @@ class MlxLoader:
         words: list[Array] = []
         scales: list[Array] = []
         biases: list[Array | None] = []
+        orders: list[NDArray[np.int32] | None] = []
         for weights in found:
             parts = [self._quantized(weight) for weight in weights]
             for stack, values in zip((words, scales, biases), zip(*parts, strict=True), strict=True):
                 stack.append(_join(list(values)))
+            if not all(same_order(weights[0], weight) for weight in weights):
+                raise CheckpointError(
+                    f"the columns of {' and '.join(weight.name for weight in weights)} are in different orders, which "
+                    "config.json denies: set its quantization_config's desc_act to true"
+                )
+            orders.append(order_of(weights[0]))
         return QuantizedStack(
             self._keep(mx.stack(words)),
             self._keep(mx.stack(scales)),
             None if biases[0] is None else self._keep(mx.stack(biases)),
             packing,
+            self._orders(orders, first.shape[1]),
         )
 
-    def _expert_packing(self, weight: Weight | StoredTensor) -> Packing | None:
-        """How an expert's matrix is held; there is no gathered product over GGUF's own blocks."""
-        packing = self.packing(weight)
-        return REQUANTISED if packing is not None and packing.mode in BLOCK_TYPES else packing
+    def _orders(self, orders: Sequence[NDArray[np.int32] | None], columns: int) -> Array | None:
+        """Of each expert; None where all have their columns in the input's order."""
+        if all(order is None for order in orders):
+            return None
+        plain = np.arange(columns, dtype=np.int32)
+        return self._keep(mx.array(np.stack([plain if order is None else order for order in orders])))
 
     def _weight(self, name: str) -> Weight:
         return self.checkpoint.weight(name + ".weight")
@@ -140,45 +151,29 @@ class MlxLoader:
         if name.endswith(ROUTER + ".weight"):
             return elements * int(self.dtype.size)
         of_expert = expert_of(name) is not None
-        packing = self._expert_packing(stored) if of_expert else self.packing(stored)
+        packing = expert_packing(stored, self.quantized) if of_expert else packing_of(stored, self.quantized)
         if packing is None:
             return elements * int((dense_dtype(self.dtype) if of_expert else self.dtype).size)
         if packing.mode != "affine":
             return stored.nbytes
-        return elements * packing.bits // 8 + 2 * elements // packing.group_size * int(self.dtype.size)
-
-    def packing(self, weight: Weight | StoredTensor) -> Packing | None:
-        """How ``weight`` is held; None: dense."""
-        if not self.quantized or weight.kind in DENSE:
-            return None
-        if weight.kind == "MLX" and not weight.ordered:
-            return Packing(weight.bits, weight.group_size) if weight.group_size in AFFINE_GROUPS else REQUANTISED
-        if weight.kind in MODE_OF:
-            return Packing(weight.bits, weight.group_size, MODE_OF[weight.kind])
-        if weight.kind in BLOCK_TYPES and available():
-            return Packing(0, 0, weight.kind)
-        return REPACKED.get(weight.kind, REQUANTISED) if weight.shape[1] % GROUP == 0 else None
-
-    def _runs(self, weights: list[Weight]) -> Iterator[list[Weight]]:
-        """Neighbours that are held alike."""
-        run: list[Weight] = []
-        for weight in weights:
-            if run and self.packing(run[-1]) != self.packing(weight):
-                yield run
-                run = []
-            run.append(weight)
-        yield run
+        order = ORDER_BYTES * stored.shape[1] if stored.ordered else 0
+        return elements * packing.bits // 8 + 2 * elements // packing.group_size * int(self.dtype.size) + order
 
     def _stack(self, weights: list[Weight]) -> DenseLinear | QuantizedLinear | BlockLinear:
-        packing = self.packing(weights[0])
+        packing = packing_of(weights[0], self.quantized)
         if packing is not None and packing.mode in BLOCK_TYPES:
             return self._blocks(weights)
         if packing is None:
             return DenseLinear(self._keep(_join([self._dense(weight, self.dtype) for weight in weights])))
         parts = [self._quantized(weight) for weight in weights]
         words, scales, biases = (_join([part[i] for part in parts]) for i in range(3))
+        order = order_of(weights[0])
         return QuantizedLinear(
-            self._keep(words), self._keep(scales), None if biases is None else self._keep(biases), packing
+            self._keep(words),
+            self._keep(scales),
+            None if biases is None else self._keep(biases),
+            packing,
+            order=None if order is None else self._keep(mx.array(order)),
         )
 
     def _blocks(self, weights: list[Weight]) -> BlockLinear:
@@ -211,7 +206,7 @@ class MlxLoader:
         self._count(weight)
         if weight.kind in MODE_OF:
             return mx.array(weight.data), mx.array(weight.scales), None
-        if weight.kind == "MLX" and not weight.ordered and weight.group_size in AFFINE_GROUPS:
+        if keeps_codes(weight):
             return mx.array(weight.data), self._scale(weight.scales), self._scale(weight.biases)
         if weight.kind in REPACKED:
             return self._repack(weight)

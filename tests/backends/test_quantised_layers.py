@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from backend_kinds import NO_MLX
-from quantised_folders import CASES, make_folder
+from quantised_folders import CASES, make_folder, make_mixture
 
 from bireme.backends.cpu.weights import QuantizedLoader
 from bireme.backends.cuda.weights import DenseLoader
@@ -62,7 +62,7 @@ def test_orders_that_differ_within_a_layer_are_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_on_mlx(tmp_path: Path, case: str) -> None:
     from bireme.backends.mlx.library import mx
-    from bireme.backends.mlx.weights import MlxLoader
+    from bireme.backends.mlx.weights import ORDER_BYTES, MlxLoader
 
     folder = make_folder(case, tmp_path)
     checkpoint, x = open_checkpoint(folder.path), torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
@@ -70,7 +70,26 @@ def test_on_mlx(tmp_path: Path, case: str) -> None:
     loader = MlxLoader(checkpoint, mx.float32, quantized=True)
     layer = loader.linear(*PARTS)
     assert off(np.array(layer(mx.array(x.numpy()))), x, values) < (1e-5 if not loader.requantised else 0.01)
-    assert bool(loader.requantised) == (case not in KEPT or case == "gptq-order")
-    assert loader.nbytes == sum(
-        loader._planned(f"{name}.weight", checkpoint.stored(f"{name}.weight")) for name in PARTS
-    )
+    assert bool(loader.requantised) == (case not in KEPT)
+    planned = sum(loader._planned(f"{name}.weight", checkpoint.stored(f"{name}.weight")) for name in PARTS)
+    shared = 2 * 64 * ORDER_BYTES if case == "gptq-order" else 0  # q, k and v have one order
+    assert loader.nbytes == planned - shared
+
+
+@pytest.mark.mlx
+@NO_MLX
+def test_orders_on_mlx(tmp_path: Path) -> None:
+    """Matrices of one input in different orders, and a table, whose rows come out in the model's."""
+    from bireme.backends.mlx.library import mx
+    from bireme.backends.mlx.weights import MlxLoader
+
+    folder = make_mixture(tmp_path, bits=8)  # 8 bits in groups of 32: as what is quantised anew
+    checkpoint, x = open_checkpoint(folder.path), torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
+    loader = MlxLoader(checkpoint, mx.float32, quantized=True)
+    names = [f"model.layers.1.mlp.experts.{expert}.up_proj" for expert in (0, 1, 2, 2)]
+    layer = loader.linear(*names)
+    values = np.concatenate([folder.values[f"{name}.weight"] for name in names])
+    assert len(layer.parts) == 3 and not loader.requantised
+    assert off(np.array(layer(mx.array(x.numpy()))), x, values) < 1e-5
+    rows = loader.embedding(names[1])(mx.array([3, 0, 5]))
+    np.testing.assert_allclose(np.array(rows), folder.values[f"{names[1]}.weight"][[3, 0, 5]], rtol=1e-6, atol=1e-7)

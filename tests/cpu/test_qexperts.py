@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from moe_layers import PREFIX, MoeLayer, tokens
+from quantised_folders import make_mixture
 from steps import Driver, LogitTap, ids
 from tiny import tiny_config
 
@@ -25,6 +27,8 @@ from bireme.backends.select import load_backend
 from bireme.core.config import EngineConfig
 from bireme.models.checkpoint import open_checkpoint
 from bireme.models.config import MoeConfig
+from bireme.planner.devices import held_bytes
+from bireme.planner.open import open_shape
 
 CPU = torch.device("cpu")
 MIXES = {
@@ -176,3 +180,24 @@ def test_a_model_stays_close_to_the_exact_one(tiny, name):
     driver.generate([driver.add(prompt)], 1)
     wanted = model.logits(prompt)[-1]
     assert np.abs(tap.logits[0][0] - wanted).max() < 0.1 * np.ptp(wanted)
+
+
+def test_experts_in_the_order_of_activations_are_rounded_and_said(tmp_path, caplog):
+    """GPTQ's: what they take is counted, and the log names them; all other matrices keep their codes."""
+    folder = make_mixture(tmp_path)
+    settings, options = EngineConfig(kv_cache_memory=1 << 20), BackendOptions(threads=1)
+    with caplog.at_level("WARNING"):
+        driver = Driver(load_backend("cpu", open_checkpoint(folder.path), settings, options))
+    said = "weights: 9 matrices have their columns in an order of their own (GPTQ's desc_act), model.layers.1.mlp."
+    assert any(text.startswith(said) and "9 bits a weight" in text for text in caplog.messages)
+    parts = open_shape(str(folder.path)).weights.parts
+    (experts,) = (part for part in parts if part.ordered and part.expert)
+    down = driver.backend._decoder.layers[1].mlp.experts.down.layers
+    assert sum(part.tiles.nbytes for part in down[1].parts) * 12 == held_bytes(experts, "cpu") == 12 * 64 * 64 * 9 / 8
+    assert held_bytes(replace(experts, ordered=False), "cpu") < held_bytes(experts, "cpu")
+    exact = Driver(load_backend("cpu", open_checkpoint(folder.path), settings, BackendOptions("exact", 1)))
+    taps = LogitTap(driver), LogitTap(exact)
+    for each in (driver, exact):
+        each.generate([each.add(ids(30))], 1)
+    found, wanted = (tap.logits[0][0] for tap in taps)
+    assert np.abs(found - wanted).max() < 0.1 * np.ptp(wanted)

@@ -18,7 +18,7 @@ if importlib.util.find_spec("mlx") is None:
 from steps import Driver, LogitTap
 from tiny import random_weights, tiny_config, write_gguf
 
-from bireme.backends.mlx import kv, ops, weights
+from bireme.backends.mlx import kv, ops, packing
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.metal import linear
 from bireme.backends.mlx.metal.kernel import Launch, available, dtype_name
@@ -51,7 +51,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return [mx.array(each).astype(kind) for each, kind in zip(found, kinds, strict=True)]
 
     monkeypatch.setattr(Launch, "run", on_cpu)
-    for module in (kv, ops, weights):
+    for module in (kv, ops, packing):
         monkeypatch.setattr(module, "available", lambda: True)
     monkeypatch.setattr(linear, "affine_pays", lambda: True)
     yield names

@@ -19,7 +19,7 @@ if importlib.util.find_spec("mlx") is None:
 from steps import Driver
 from tiny import random_weights, tiny_config, write_gguf
 
-from bireme.backends.mlx import kv, ops, rehearsal, weights
+from bireme.backends.mlx import kv, ops, packing, rehearsal
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.metal import linear
 from bireme.backends.mlx.metal.kernel import Launch, dtype_name
@@ -45,7 +45,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources]:
         return [mx.zeros(shape, getattr(mx, dtype)) for shape, dtype in launch.outputs]
 
     monkeypatch.setattr(Launch, "run", nothing)
-    for module in (kv, ops, weights, rehearsal):
+    for module in (kv, ops, packing, rehearsal):
         monkeypatch.setattr(module, "available", lambda: True)
     monkeypatch.setattr(linear, "affine_pays", lambda: True)
     yield seen

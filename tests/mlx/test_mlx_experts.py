@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from moe_layers import MoeLayer, tokens
+from quantised_folders import make_mixture
 from steps import LogitTap, ids
 from tiny import as_f32, hf_settings, random_weights, tiny_config, write_folder
 
@@ -15,8 +16,12 @@ from bireme.backends.mlx.experts import DenseStack, route
 from bireme.backends.mlx.kv import KVPool
 from bireme.backends.mlx.library import mx
 from bireme.backends.mlx.ops import MlxOps
-from bireme.backends.mlx.weights import REQUANTISED, MlxLoader
+from bireme.backends.mlx.packing import REQUANTISED
+from bireme.backends.mlx.weights import MlxLoader
+from bireme.models.checkpoint import open_checkpoint
 from bireme.models.config import MoeConfig
+from bireme.models.decoder import Decoder
+from bireme.models.weight import CheckpointError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -99,6 +104,33 @@ def test_types_without_a_form_are_quantised_anew(ops):
     assert mlp.experts.down.packing == REQUANTISED and loader.requantised == {"IQ4_NL": 4}
     assert loader.nbytes == loader.planned_bytes()
     assert error(np.array(mlp(ops, mx.array(x))), layer.wanted(x)) < 0.01
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_experts_in_the_order_of_activations_keep_their_codes(tmp_path, on_mlx, bits):
+    """Every matrix has an order of its own, and one expert has none; the logits are those of the values decoded."""
+    folder = make_mixture(tmp_path, bits)
+    logits = []
+    for weights in ("dense", "quantized"):
+        driver = on_mlx(folder.path, {"mlx_weights": weights, "mlx_dtype": "float32"})
+        tap = LogitTap(driver)
+        for length in (1, 40):
+            driver.step([(driver.add(ids(length)), length)])
+        logits.append(np.concatenate(tap.logits))
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-4)
+    assert "requantised" not in driver.backend.info.quantization
+    loader = MlxLoader(open_checkpoint(folder.path), mx.float16, True)
+    decoder = Decoder(loader.checkpoint.config, loader)
+    stack = decoder.layers[1].mlp.experts.down
+    assert stack.packing.bits == bits and sorted(np.array(stack.order[1]).tolist()) == list(range(64))
+    assert 0.98 * loader.planned_bytes() < loader.nbytes <= loader.planned_bytes()
+
+
+def test_orders_that_the_configuration_denies_are_refused(tmp_path, on_mlx):
+    """Gate and up would be stacked."""
+    folder = make_mixture(tmp_path, known=False)
+    with pytest.raises(CheckpointError, match=r"experts\.1\.gate_proj.* different orders.*desc_act to true"):
+        on_mlx(folder.path, {"mlx_weights": "quantized"})
 
 
 def test_routing():

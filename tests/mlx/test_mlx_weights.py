@@ -117,7 +117,7 @@ def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
 @pytest.fixture
 def level_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX's own operations, whatever kernels of ours could run here."""
-    monkeypatch.setattr("bireme.backends.mlx.weights.available", lambda: False)
+    monkeypatch.setattr("bireme.backends.mlx.packing.available", lambda: False)
 
 
 @pytest.mark.parametrize("bits", BITS)
