@@ -147,7 +147,7 @@ def kernels(
 def _offline(name: str, options: dict[str, Any]) -> None:
     def run(given: dict[str, Any]) -> int:
         from .offline import run_offline
-        from .serve_options import counts
+        from .traffic_options import counts
 
         for option, plural in (("batch_size", "batch_sizes"), ("sequences", "sequences")):
             if option in given:
@@ -197,7 +197,11 @@ def simulate(
     weights: Annotated[str, _engine("Users who send in turn, by the weights of their shares: 1,1,3.")] = "",
     concurrency: Annotated[str, _load("Closed loop: users at once, over all devices.")] = "",
     request_rate: Annotated[str, _load("Open loop: requests a second (as bench serve), over all devices.")] = "",
-    burstiness: Annotated[float, _load("1 Poisson, below bursty, inf even.")] = 1.0,
+    burstiness: Annotated[float, _load("Open loop: 1 Poisson, below bursty, inf even.")] = 1.0,
+    ramp_up_strategy: Annotated[str, _load("linear or exponential, between the two rates below.")] = "linear",
+    ramp_up_start_rps: Annotated[float | None, _load("Open loop: first rate of a ramp.")] = None,
+    ramp_up_end_rps: Annotated[float | None, _load("Open loop: last rate of a ramp.")] = None,
+    max_concurrency: Annotated[int | None, _load("Open loop: at most so many at once; waiting counts.", min=1)] = None,
     num_prompts: Annotated[int | None, _load("Requests per level.", min=1)] = None,
     dataset: Annotated[str, _data("random, prefix, multiturn, sharegpt, jsonl or trace.")] = "random",
     dataset_path: Annotated[Path | None, _data("File of sharegpt, jsonl and trace.")] = None,

@@ -14,8 +14,8 @@ from .live import Progress
 from .pair_page import pair_page
 from .results import Run, level_text, warnings
 from .serve import Plan, Runner
-from .serve_options import Options
 from .sources import Source
+from .traffic_options import Options
 
 
 def run_paired(
@@ -33,7 +33,7 @@ def run_paired(
         runners = [Runner(one, plan, source, progress.show, say) for one in targets]
         try:
             for number in range(options["rounds"]):
-                for load in plan.loads():
+                for load in plan.traffic.loads():
                     for index in (0, 1) if number % 2 == 0 else (1, 0):
                         progress.say(f"round {number + 1}, {runners[index].target.url}")
                         runners[index].run(load)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .level import Level, Load
-from .serve import Plan, Runner, open_load
+from .serve import Plan, Runner
 
 #: Users at once, or requests a second: no search goes further.
 MOST = 4096
@@ -21,17 +21,17 @@ def search(runner: Runner, start: float, precision: float = 0.05) -> Load | None
         ValueError: ``start`` is beyond what the search can try.
     """
     plan = runner.plan
-    closed, most = bool(plan.concurrencies), _most(plan)
+    closed, most = bool(plan.traffic.concurrencies), _most(plan)
     if start > most:
         raise ValueError(f"--find-goodput can't start at {start:g}: {_bound(plan)}")
 
     def met(value: float) -> bool:
-        return meets(runner.run(_load(plan, closed, value)), plan.attainment)
+        return meets(runner.run(plan.traffic.load_at(value)), plan.attainment)
 
     low, high = 0.0, start
     while met(high):
         if high == most:
-            return _load(plan, closed, high)
+            return plan.traffic.load_at(high)
         low, high = high, min(2 * high, most)
     if not low:
         low = 1.0 if closed else start / 10
@@ -41,7 +41,7 @@ def search(runner: Runner, start: float, precision: float = 0.05) -> Load | None
     while high - low > max(smallest, precision * high):
         middle = float(int((low + high) / 2)) if closed else (low + high) / 2
         low, high = (middle, high) if met(middle) else (low, middle)
-    return _load(plan, closed, low)
+    return plan.traffic.load_at(low)
 
 
 def meets(level: Level, attainment: float) -> bool:
@@ -80,18 +80,13 @@ def _share(level: Level) -> float:
 
 def _most(plan: Plan) -> float:
     """The largest load that can be put on: no more users than there are requests (or conversations) for them."""
-    if not plan.concurrencies or plan.num_prompts is None:
+    traffic = plan.traffic
+    if not traffic.concurrencies or traffic.num_prompts is None:
         return MOST
-    return min(MOST, plan.data.sessions(plan.num_prompts))
+    return min(MOST, traffic.data.sessions(traffic.num_prompts))
 
 
 def _bound(plan: Plan) -> str:
     if _most(plan) < MOST:
-        return f"--num-prompts {plan.num_prompts} keeps {_most(plan):g} users busy at most; give more"
-    return f"a search goes up to {MOST} {'users' if plan.concurrencies else 'a second'}"
-
-
-def _load(plan: Plan, closed: bool, value: float) -> Load:
-    if closed:
-        return Load("closed", int(value), None)
-    return open_load(plan, value)
+        return f"--num-prompts {plan.traffic.num_prompts} keeps {_most(plan):g} users busy at most; give more"
+    return f"a search goes up to {MOST} {'users' if plan.traffic.concurrencies else 'a second'}"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .arrivals import Ramp, ramp, schedule
 from .ask import Sample, Target
 from .data import draw
 from .dataset import DataSpec, Drawn
@@ -17,50 +16,19 @@ from .load import OnSample, closed_samples, open_samples
 from .objective import Objective
 from .sources import IdSource, Source
 from .summary import summarise
+from .traffic import Traffic
 
 OnProgress = Callable[[str, int, int], None]  # (what, requests done, requests in all)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one run does. Either ``concurrencies`` (closed loop) or ``rates`` (open loop) is given."""
+    """What one run does."""
 
-    data: DataSpec
-    concurrencies: tuple[int, ...] = ()
-    rates: tuple[float, ...] = ()
-    burstiness: float = 1.0
-    ramp: Ramp | None = None
-    max_concurrency: int | None = None
-    num_prompts: int | None = None  # per level; None: by the level
+    traffic: Traffic
     warmups: int = 1
     objective: Objective | None = None
     attainment: float = 0.9  # share of good requests that a load must reach to count as met
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        given = [bool(self.concurrencies), bool(self.rates), self.ramp is not None]
-        if self.data.kind == "trace":
-            if any(given) or self.burstiness != 1:
-                raise ValueError(
-                    "a trace has times of its own: leave out --concurrency, --request-rate, the ramp and --burstiness"
-                )
-        elif sum(given) != 1:
-            raise ValueError("give either --concurrency (closed loop) or --request-rate or a ramp (open loop)")
-        if not self.burstiness > 0:
-            raise ValueError(f"burstiness is {self.burstiness:g}; it must be above 0 (1: Poisson, inf: even)")
-        if self.concurrencies and (self.max_concurrency is not None or self.burstiness != 1):
-            raise ValueError(
-                "--max-concurrency and --burstiness belong to an open loop; --concurrency makes a closed one"
-            )
-
-    def loads(self) -> list[Load]:
-        """The levels in order."""
-        if self.data.kind == "trace":
-            return [Load("open", self.max_concurrency, None)]
-        if self.ramp is not None:
-            return [Load("open", self.max_concurrency, None, self.burstiness, self.ramp, self.data.unit)]
-        closed = [Load("closed", n, None) for n in self.concurrencies]
-        return closed or [open_load(self, rate) for rate in self.rates]
 
 
 @dataclass(slots=True)
@@ -93,13 +61,13 @@ class Runner:
         return level
 
     async def _level(self, load: Load) -> Level:
-        plan = self.plan
-        count = plan.num_prompts or _default_count(load, plan.data)
-        drawn = draw(plan.data, self.source, count, self.number, self.drawn)
+        plan, traffic = self.plan, self.plan.traffic
+        count = traffic.num_prompts or _default_count(load, traffic.data)
+        drawn = draw(traffic.data, self.source, count, self.number, self.drawn)
         self.number += 1
         self.drawn += len(drawn.sessions)
         self.notes += [note for note in drawn.notes if note not in self.notes]
-        self._note_idle_users(load, len(drawn.sessions))
+        self.notes += traffic.idle_users(load, len(drawn.sessions))
         total = sum(len(session.turns) for session in drawn.sessions)
         samples: list[Sample] = []
 
@@ -125,26 +93,11 @@ class Runner:
             assert load.concurrency is not None
             await closed_samples(self.target, drawn.sessions, load.concurrency, note)
         else:
-            due = drawn.due or self._due(load, len(drawn.sessions))
+            due = drawn.due or self.plan.traffic.due(load, len(drawn.sessions), self.number - 1)
             await open_samples(self.target, drawn.sessions, due, note, load.concurrency)
 
-    def _note_idle_users(self, load: Load, sessions: int) -> None:
-        if load.loop == "closed" and sessions < (load.concurrency or 0):
-            what = "conversations" if self.plan.data.kind == "multiturn" else "requests"
-            self.notes.append(
-                f"{load.name}: there are {sessions} {what} to share out, so no more than {sessions} users "
-                "were ever busy; give more --num-prompts"
-            )
-
-    def _due(self, load: Load, count: int) -> list[float]:
-        plan = self.plan
-        if load.ramp is not None:
-            return ramp(count, load.ramp, plan.burstiness, plan.seed + self.number)
-        assert load.rate is not None
-        return schedule(count, load.rate, plan.burstiness, plan.seed + self.number)
-
     async def _warm_up(self, count: int) -> None:
-        drawn = draw(replace(self.plan.data, kind="random", output_len=4), self.source, count, -1)
+        drawn = draw(replace(self.plan.traffic.data, kind="random", output_len=4), self.source, count, -1)
         await closed_samples(self.target, drawn.sessions, count)
 
 
@@ -156,10 +109,6 @@ def _default_count(load: Load, data: DataSpec) -> int:
         return max(8, 4 * (load.concurrency or 1))
     rate = load.rate if load.ramp is None else (load.ramp.start + load.ramp.end) / 2
     return 100 if rate is None or rate == float("inf") else max(20, min(1000, round(30 * rate)))
-
-
-def open_load(plan: Plan, rate: float) -> Load:
-    return Load("open", plan.max_concurrency, rate, plan.burstiness, unit=plan.data.unit)
 
 
 def id_source(model: str) -> IdSource:

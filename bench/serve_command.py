@@ -18,8 +18,9 @@ from .probe import accepted, word_source
 from .results import Run, level_text, read_run, warnings
 from .search import largest_met, search, verdict
 from .serve import Plan, Runner, id_source
-from .serve_options import Options, asked, check_outputs, plan_of, target_of
+from .serve_options import asked, check_outputs, plan_of, target_of
 from .sources import Source
+from .traffic_options import Options
 
 
 def run_serve(options: Options) -> int:
@@ -45,9 +46,9 @@ def _run_one(options: Options, plan: Plan, target: Target, source: Source) -> in
         runner = Runner(target, plan, source, progress.show, lambda level: progress.say(level_text(level)))
         try:
             if options["find_goodput"]:
-                search(runner, float((plan.concurrencies or plan.rates)[0]))
+                search(runner, float((plan.traffic.concurrencies or plan.traffic.rates)[0]))
             else:
-                for load in plan.loads():
+                for load in plan.traffic.loads():
                     runner.run(load)
         except KeyboardInterrupt:
             if not runner.levels:
@@ -124,7 +125,7 @@ def _finish(options: Options, run: Run, runner: Runner) -> int:
 def _cut_short(run: Run, plan: Plan, searching: bool) -> str:
     """What a reader must know of a run that Ctrl-C ended."""
     begun = {level.load for level in run.levels}
-    missing = [load.name for load in plan.loads() if load not in begun] if not searching else []
+    missing = [load.name for load in plan.traffic.loads() if load not in begun] if not searching else []
     return "INTERRUPTED: this is a part of what was asked" + (
         "; the search had not ended" if searching else f"; not begun: {', '.join(missing)}" if missing else ""
     )

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from .arrivals import Ramp
 from .ask import Target
-from .dataset import FILES, DataSpec
 from .objective import parse_objective
 from .probe import find_model
 from .serve import Plan
-
-Options = Mapping[str, Any]
-N = TypeVar("N", int, float)
+from .traffic_options import Options, traffic_of
 
 
 def plan_of(options: Options) -> Plan:
@@ -30,57 +24,25 @@ def plan_of(options: Options) -> Plan:
     objective = parse_objective([*(options["goodput"] or ()), *(options["terms"] or ())])
     if options["find_goodput"] and objective is None:
         raise ValueError("--find-goodput needs an objective: --goodput ttft:1000 tpot:50")
-    start, end = options["ramp_up_start_rps"], options["ramp_up_end_rps"]
-    names = ("input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes", "turns", "think", "chat", "seed")
-    data = DataSpec(options["dataset"], options["dataset_path"], **{name: options[name] for name in names})
-    rates = _distinct("request-rate", numbers("request-rate", options["request_rate"]))
-    users = _distinct("concurrency", counts("concurrency", options["concurrency"]))
-    if not users and not rates and start is None and data.kind != "trace":
-        users = (1,) if options["find_goodput"] else (1, 4, 8, 16)
-    if options["find_goodput"] and len(users) + len(rates) != 1:
+    traffic = traffic_of(options, usual=(1,) if options["find_goodput"] else (1, 4, 8, 16))
+    if options["find_goodput"] and len(traffic.concurrencies) + len(traffic.rates) != 1:
         raise ValueError("--find-goodput tries loads of its own: give one --concurrency or --request-rate to start at")
-    return Plan(
-        data=data,
-        concurrencies=users,
-        rates=rates,
-        burstiness=options["burstiness"],
-        ramp=None if start is None else Ramp(start, end, options["ramp_up_strategy"]),
-        max_concurrency=options["max_concurrency"],
-        num_prompts=options["num_prompts"],
-        warmups=options["num_warmups"],
-        objective=objective,
-        attainment=options["attainment"],
-        seed=options["seed"],
-    )
+    return Plan(traffic, options["num_warmups"], objective, options["attainment"])
 
 
 def _check_together(options: Options) -> None:
     """Options that are right by themselves and not together: none is passed over in silence."""
-    start, end, kind = options["ramp_up_start_rps"], options["ramp_up_end_rps"], options["dataset"]
     stray = [term for term in options["terms"] or () if ":" not in term]
     if stray:
         raise ValueError(f"{stray[0]!r} belongs to no option; a server is named by --url, its model by --model")
-    if (start is None) != (end is None):
-        raise ValueError("a ramp needs both --ramp-up-start-rps and --ramp-up-end-rps")
-    if options["dataset_path"] and kind not in FILES:
-        raise ValueError(
-            f"--dataset-path is {str(options['dataset_path'])!r}, but --dataset {kind} reads no file; "
-            f"give --dataset {', '.join(FILES[:-1])} or {FILES[-1]}"
-        )
     if options["against_model"] and not options["against"]:
         raise ValueError("--against-model names a second server's model; give its address with --against")
     if options["find_goodput"] and options["against"]:
         raise ValueError("--find-goodput and --against are two measurements; give one of them")
-    if options["find_goodput"] and (kind == "trace" or start is not None):
-        what = "a trace" if kind == "trace" else "a ramp"
+    trace, ramp = options["dataset"] == "trace", options["ramp_up_start_rps"] is not None
+    if options["find_goodput"] and (trace or ramp):
+        what = "a trace" if trace else "a ramp"
         raise ValueError(f"--find-goodput tries loads of its own, and {what} has its own times; give one of them")
-
-
-def _distinct(name: str, loads: tuple[N, ...]) -> tuple[N, ...]:
-    twice = [load for load, count in Counter(loads).items() if count > 1]
-    if twice:
-        raise ValueError(f"{name} has {twice[0]:g} twice; levels are told apart by their load, so give each once")
-    return loads
 
 
 def check_outputs(options: Options) -> None:
@@ -95,27 +57,6 @@ def check_outputs(options: Options) -> None:
             option, folder = f"--{name.removesuffix('_path')}", path.absolute().parent
             wrong = "is a folder; name a file in it" if path.is_dir() else f"can't be written: {folder} is no folder"
             raise ValueError(f"{option} {path} {wrong}")
-
-
-def numbers(name: str, text: str) -> tuple[float, ...]:
-    """``1,4,8`` as numbers above 0; () of nothing."""
-    try:
-        found = tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}; wanted: numbers with commas between them") from None
-    if any(not value > 0 for value in found):
-        raise ValueError(f"{name} is {text!r}; every number must be above 0")
-    if text and not found:
-        raise ValueError(f"{name} is {text!r}; wanted: numbers with commas between them")
-    return found
-
-
-def counts(name: str, text: str) -> tuple[int, ...]:
-    """``1,4,8`` as whole numbers from 1 on."""
-    found = numbers(name, text)
-    if any(value != int(value) for value in found if value < float("inf")) or float("inf") in found:
-        raise ValueError(f"{name} is {text!r}; every number must be whole")
-    return tuple(int(value) for value in found)
 
 
 def target_of(options: Options, url: str, model: str | None) -> Target:

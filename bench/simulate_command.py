@@ -9,35 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import EngineConfig
-from ..core.memory import KV_TYPES, kv_bytes_per_token, kv_element_bytes
 from ..core.slo import parse_slo
-from ..planner.chips import find_chip
-from ..planner.devices import work_bytes
 from ..planner.open import open_shape
-from ..planner.plan import USUAL_HEAD_DIM
-from ..planner.roofline import Roofline
-from ..planner.shape import ModelShape
-from ..planner.tensor_parallel import share_of
-from ..server.sizes import parse_size
-from .arrivals import schedule
 from .data import draw
-from .dataset import DataSpec, Drawn
-from .fit import fit_front, fit_run
+from .dataset import Drawn
 from .level import Load
 from .machine import describe
 from .objective import Objective, parse_objective
 from .policies import Policy, policies
-from .results import read_run
 from .routing import ROUTINGS
-from .serve_options import asked, check_outputs, counts, numbers
-from .simulation import Machine, Outcome, simulate
+from .serve_options import asked, check_outputs
+from .simulated_machine import Simulated, simulated_machine
+from .simulation import Outcome, simulate
 from .simulation_table import outcome_table, user_table
 from .sources import IdSource
-from .timed_backend import StepCost
 from .timeline import timeline
+from .traffic import Traffic
+from .traffic_options import Options, numbers, traffic_of
 
-Options = Mapping[str, Any]
-_RESERVE = 0.9  # share of a chip's memory that a server may plan for
 _UNLIMITED = 1 << 20  # waiting requests
 _MADE_UP = 1 << 19  # ids of a vocabulary that no tokenizer has
 _RECORDED = 400  # steps of a timeline
@@ -46,26 +35,26 @@ _RECORDED = 400  # steps of a timeline
 def run_simulate(options: Options) -> int:
     """Predict as asked, and print one table."""
     check_outputs(options)
-    config, loads = _config(options), _loads(options)
-    shape = open_shape(options["model"])
-    machine = _machine(options, shape, config)
+    config, traffic = _config(options), traffic_of(options)
+    simulated = simulated_machine(options, open_shape(options["model"]), config)
+    machine = simulated.machine
     weights = {f"user {i + 1}": weight for i, weight in enumerate(numbers("weights", options["weights"]))}
     chosen = _chosen(options["policies"], policies(config, machine.pool_tokens, machine.max_len, len(weights)))
     if options["routing"] not in ROUTINGS:
         raise ValueError(f"routing is {options['routing']!r}; it must be one of {', '.join(ROUTINGS)}")
     objective, source = _objective(options, config), _source(options)
     outcomes: list[Outcome] = []
-    notes: dict[str, None] = {}
+    notes = dict.fromkeys(simulated.notes)
     before = 0
-    for number, load in enumerate(loads):
-        drawn = _drawn(options, source, load, number, before, tuple(weights))
+    for number, load in enumerate(traffic.loads()):
+        drawn = _drawn(traffic, source, load, number, before, tuple(weights))
         before += len(drawn.sessions)
         notes |= dict.fromkeys(drawn.notes)
         for policy in chosen:
             keep = _RECORDED if options["html_path"] and not outcomes else 0
             replicas, routing = options["replicas"], options["routing"]
             outcomes.append(simulate(machine, policy, load, drawn, objective, replicas, keep, routing, weights))
-    _finish(options, machine, outcomes, weights, list(notes))
+    _finish(options, simulated, outcomes, weights, list(notes))
     return 0
 
 
@@ -100,50 +89,6 @@ def _objective(options: Options, config: EngineConfig) -> Objective | None:
     return Objective({name: 1e3 * bound for name, bound in bounds.items() if bound is not None})
 
 
-def _machine(options: Options, shape: ModelShape, config: EngineConfig) -> Machine:
-    if options["kv_cache_dtype"] not in KV_TYPES:
-        raise ValueError(f"kv-cache-dtype is {options['kv_cache_dtype']!r}; known: {', '.join(KV_TYPES)}")
-    devices = options["tensor_parallel"]
-    element = kv_element_bytes(options["kv_cache_dtype"], shape.head_dim or USUAL_HEAD_DIM)
-    shape = share_of(shape, devices)
-    per_token = kv_bytes_per_token(shape.layers, element)
-    chip = find_chip(options["chip"])
-    memory = parse_size(options["memory"]) if options["memory"] else round(chip.memory_gb * 1e9 * _RESERVE)
-    buffers = work_bytes(shape, "any", config)
-    room = memory - shape.weights.total_bytes - buffers
-    if room < 16 * per_token:
-        each = "" if devices == 1 else f" each of {devices} devices"
-        raise ValueError(
-            f"{shape.name} does not fit{each}: weights {shape.weights.total_bytes} and buffers {buffers} bytes leave "
-            f"{room} of {memory} for the KV cache"
-        )
-    cost: StepCost
-    front = 0.0
-    if options["fit"]:
-        run = read_run(Path(options["fit"]))
-        cost = fitted = fit_run(run)
-        front = fit_front(run, fitted)
-    else:
-        cost = Roofline(chip, shape, per_token, options["efficiency"], options["overhead_ms"] / 1e3, devices).seconds
-    most = options["max_model_len"] or shape.max_position or 32768
-    if options["front_ms"] is not None:
-        front = options["front_ms"] / 1e3
-    return Machine(cost, max(16, room // max(1, per_token)), most, front=front)
-
-
-def _loads(options: Options) -> list[Load]:
-    users, rates = counts("concurrency", options["concurrency"]), numbers("request-rate", options["request_rate"])
-    if options["dataset"] == "trace":
-        if users or rates:
-            raise ValueError("a trace has times of its own: leave out --concurrency and --request-rate")
-        return [Load("open", None, None)]
-    if bool(users) == bool(rates):
-        raise ValueError("give either --concurrency (closed loop) or --request-rate (open loop)")
-    closed = [Load("closed", count, None) for count in users]
-    unit = DataSpec(options["dataset"], options["dataset_path"]).unit
-    return closed or [Load("open", None, rate, options["burstiness"], unit=unit) for rate in rates]
-
-
 def _source(options: Options) -> IdSource:
     """Made-up ids; text of a file by the model's own tokenizer where its files are here."""
     model = Path(options["model"]).expanduser()
@@ -156,14 +101,12 @@ def _source(options: Options) -> IdSource:
     return IdSource(_MADE_UP, encode=id_source(options["model"]).encode)
 
 
-def _drawn(options: Options, source: IdSource, load: Load, number: int, before: int, users: tuple[str, ...]) -> Drawn:
+def _drawn(traffic: Traffic, source: IdSource, load: Load, number: int, before: int, users: tuple[str, ...]) -> Drawn:
     """A level's requests as token ids, dealt out in turn to ``users``."""
-    names = ("input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes", "turns", "think", "seed")
-    spec = DataSpec(options["dataset"], options["dataset_path"], **{name: options[name] for name in names})
-    count = options["num_prompts"] or (8 * (load.concurrency or 1) if load.loop == "closed" else 1000)
-    if spec.kind == "trace" and not options["num_prompts"]:
+    count = traffic.num_prompts or (8 * (load.concurrency or 1) if load.loop == "closed" else 1000)
+    if traffic.data.kind == "trace" and not traffic.num_prompts:
         count = _UNLIMITED
-    drawn = draw(spec, source, count, number, before)
+    drawn = draw(traffic.data, source, count, number, before)
     sessions = [
         replace(
             session,
@@ -174,38 +117,20 @@ def _drawn(options: Options, source: IdSource, load: Load, number: int, before: 
     ]
     due = drawn.due
     if load.loop == "open" and due is None:
-        assert load.rate is not None
-        due = schedule(len(sessions), load.rate, load.burstiness, options["seed"] + number)
-    return Drawn(sessions, due, drawn.notes)
-
-
-def _basis(options: Options, machine: Machine) -> str:
-    """What the figures stand on, in one line."""
-    if options["fit"]:
-        basis = f"fitted from {options['fit']}"
-    else:
-        share = f"{options['efficiency']:.0%} and {options['overhead_ms']:g} ms a step"
-        chips = (
-            options["chip"] if options["tensor_parallel"] == 1 else f"{options['tensor_parallel']} x {options['chip']}"
-        )
-        basis = f"a roofline of {chips} at {share}"
-    if machine.front:
-        basis += f", {machine.front * 1e3:.1f} ms of HTTP a request"
-    pool = f"a KV pool of {machine.pool_tokens:,} tokens"
-    if options["replicas"] > 1:
-        pool = f"{options['replicas']} replicas, each with {pool}, chosen by {options['routing']}"
-    return f"{basis}; {pool}"
+        due = traffic.due(load, len(sessions), number)
+    return Drawn(sessions, due, (*drawn.notes, *traffic.idle_users(load, len(sessions))))
 
 
 def _finish(
-    options: Options, machine: Machine, outcomes: list[Outcome], weights: Mapping[str, float], notes: list[str]
+    options: Options, on: Simulated, outcomes: list[Outcome], weights: Mapping[str, float], notes: list[str]
 ) -> None:
     simulated, wall = (sum(getattr(one, name) for one in outcomes) for name in ("simulated", "wall"))
-    basis = _basis(options, machine)
+    basis = f"{on.basis}; {outcomes[0].level.load.about}"
     print(f"Simulated, not measured: {basis}.")
     print(outcome_table(outcomes))
     if weights:
         print(f"\n{user_table(outcomes, weights)}\n")
+    notes += [f"{one.policy}, {one.level.load.name}: {one.level.failed_line()}" for one in outcomes if one.level.failed]
     for note in notes:
         print(f"NOTE: {note}")
     fold = simulated / max(wall, 1e-9)
@@ -217,7 +142,7 @@ def _finish(
     if options["html_path"]:
         first = outcomes[0]
         title = f"Simulated: {first.policy}, {first.level.load.name}"
-        page = timeline(title, first.records, machine.pool_tokens // options["block_size"], basis)
+        page = timeline(title, first.records, on.machine.pool_tokens // options["block_size"], basis)
         options["html_path"].write_text(page, encoding="utf-8")
 
 

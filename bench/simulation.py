@@ -86,20 +86,14 @@ class _Driver:
         self.policy, self._weights = policy, weights
         self.samples: list[Sample] = []
         self.kv: list[float] = []
-        self._closed = load.loop == "closed"
-        self._sessions = deque(drawn.sessions)
+        self._outside = _in_order(drawn, load)  # sessions that have no place yet
+        self._places = load.concurrency or len(self._outside)
         self._due: list[tuple[float, int, _Arrival]] = []  # heap
         self._held: deque[_Arrival] = deque()  # static batches: due, but not let in yet
         self._turns: dict[str, _Turn] = {}
         self._order = 0
         self._front, self._front_free = machine.front, 0.0
-        if self._closed:
-            for _ in range(min(load.concurrency or 1, len(self._sessions))):
-                self._next_session(0.0)
-        else:
-            assert drawn.due is not None
-            for session, due in zip(drawn.sessions, drawn.due, strict=True):
-                self._push(_Arrival(session, 0, (), due))
+        self._fill(0.0)
 
     def run(self) -> None:
         """Until everything has been answered."""
@@ -116,15 +110,23 @@ class _Driver:
             if steps % _LOOK_EVERY == 0:
                 self.kv.append(self.engine.stats().kv_usage)
 
-    def _push(self, arrival: _Arrival) -> None:
-        """Arrivals are pushed in the order they are due, turns of conversations with time between them apart."""
+    def _push(self, arrival: _Arrival, sent: float) -> None:
+        """Arrivals are pushed in the order they are sent, turns of conversations with time between them apart."""
         self._order += 1
-        self._front_free = there = max(arrival.due, self._front_free) + self._front if self._front else arrival.due
+        self._front_free = there = max(sent, self._front_free) + self._front if self._front else sent
         heapq.heappush(self._due, (there, self._order, arrival))
 
-    def _next_session(self, now: float) -> None:
-        if self._sessions:
-            self._push(_Arrival(self._sessions.popleft(), 0, (), now))
+    def _fill(self, now: float) -> None:
+        """Free places go to those who are due next; a session without a time of its own is due when it has a place."""
+        while self._outside and self._places:
+            session, due = self._outside.popleft()
+            self._places -= 1
+            self._push(_Arrival(session, 0, (), now if due is None else due), max(now, due or 0.0))
+
+    def _leave(self, now: float) -> None:
+        """A session is over."""
+        self._places += 1
+        self._fill(now)
 
     def _let_in(self) -> None:
         while self._due and self._due[0][0] <= self.clock.now:
@@ -151,9 +153,9 @@ class _Driver:
             self.engine.add(request)
         except (RequestRejectedError, QueueFullError) as error:
             sample.failure = "HTTP 429" if isinstance(error, QueueFullError) else "HTTP 400"  # as the server answers
-            sample.end = self.clock.now
-            if self._closed:
-                self._next_session(self.clock.now)
+            sample.reason, sample.end = str(error), self.clock.now
+            sample.unasked = len(arrival.session.turns) - arrival.number - 1
+            self._leave(self.clock.now)
             return
         self._turns[name] = _Turn(sample, arrival.session, arrival.number, prompt)
 
@@ -176,9 +178,19 @@ class _Driver:
         sample.tokens, sample.prompt_tokens = len(turn.tokens), len(turn.prompt)
         if turn.number + 1 < len(turn.session.turns):
             history = (*turn.prompt, *turn.tokens)
-            self._push(_Arrival(turn.session, turn.number + 1, history, now + turn.session.think))
-        elif self._closed:
-            self._next_session(now)
+            due = now + turn.session.think
+            self._push(_Arrival(turn.session, turn.number + 1, history, due), due)
+        else:
+            self._leave(now)
+
+
+def _in_order(drawn: Drawn, load: Load) -> deque[tuple[Session, float | None]]:
+    """The sessions with when each is due: in a closed loop, when there is a place for it."""
+    if load.loop == "closed":
+        return deque((session, None) for session in drawn.sessions)
+    assert drawn.due is not None
+    order = sorted(range(len(drawn.due)), key=drawn.due.__getitem__)
+    return deque((drawn.sessions[i], drawn.due[i]) for i in order)
 
 
 def simulate(
@@ -193,12 +205,24 @@ def simulate(
     weights: Mapping[str, float] | None = None,
 ) -> Outcome:
     """One level under one policy. ``replicas``: so many equal machines; ``routing`` as ``route`` has it; a closed
-    loop's users are shared out evenly. ``keep``: steps of the first machine to record. ``weights``: of the fair shares
-    of the sessions' users."""
+    loop's users, or an open one's places, are shared out evenly. ``keep``: steps of the first machine to record.
+    ``weights``: of the fair shares of the sessions' users.
+
+    Raises:
+        ValueError: fewer users, or places, than machines.
+    """
+    if load.concurrency is not None and load.concurrency < replicas:
+        raise ValueError(
+            f"concurrency is {load.concurrency}, fewer than {replicas} replicas: some would never be asked anything"
+        )
     start = time.perf_counter()
     drivers = []
-    for index, share in enumerate(route(drawn, replicas, routing)):
-        own = load if load.concurrency is None else Load(load.loop, -(-load.concurrency // replicas), load.rate)
+    shares = route(drawn, replicas, routing)
+    for index, share in enumerate(shares):
+        own = load
+        if load.concurrency is not None:
+            each, more = divmod(load.concurrency, len(shares))
+            own = replace(load, concurrency=each + (index < more))
         driver = _Driver(machine, policy, own, share, 0 if index else keep, weights or {})
         driver.run()
         drivers.append(driver)

@@ -67,7 +67,7 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
     """
     if asked.device not in FORMS:
         raise ValueError(f"device is {asked.device!r}; it must be one of {', '.join(FORMS)}")
-    dtype = _kv_type(asked)
+    dtype = kv_type(asked.kv_cache_dtype, asked.device)
     if shape.max_position is not None and asked.context > shape.max_position:
         raise ValueError(f"context is {asked.context} tokens; the model was made for {shape.max_position} at most")
     if asked.tensor_parallel > 1 and asked.device not in SHARING:
@@ -93,18 +93,22 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
         kv_cache_dtype=dtype,
         weight_bytes=model.weights.total_bytes,
         buffer_bytes=buffers if asked.buffers is None else _size("buffers", asked.buffers),
-        memory_bytes=None if asked.memory is None else _budget(asked.memory),
+        memory_bytes=None if asked.memory is None else budget(asked.memory),
     )
 
 
-def _kv_type(asked: PlanRequest) -> str:
-    """What keys and values are kept as; the device's own where nothing, or "auto", is asked for."""
-    form, name = FORMS[asked.device], (asked.kv_cache_dtype or "auto").lower()
+def kv_type(asked: str | None, device: str) -> str:
+    """What ``device`` keeps keys and values as; its own type where nothing, or "auto", is asked for.
+
+    Raises:
+        ValueError: it can't keep that; the message says what it can.
+    """
+    form, name = FORMS[device], (asked or "auto").lower()
     if name == "auto":
         return form.kv
     if name not in form.kv_types:
-        whose = "it must be" if asked.device == "any" else f"on {asked.device} it must be"
-        raise ValueError(f"kv-cache-dtype is {asked.kv_cache_dtype!r}; {whose} auto, {', '.join(form.kv_types)}")
+        whose = "it must be" if device == "any" else f"on {device} it must be"
+        raise ValueError(f"kv-cache-dtype is {asked!r}; {whose} auto, {', '.join(form.kv_types)}")
     return name
 
 
@@ -116,7 +120,12 @@ def _noted(model: ModelShape, device: str) -> ModelShape:
     return replace(model, notes=(*model.notes, f"Bireme has no {architecture} yet: this is how {device} would hold it"))
 
 
-def _budget(text: str) -> int:
+def budget(text: str) -> int:
+    """A memory in bytes.
+
+    Raises:
+        ValueError: no size, or one that lacks its unit.
+    """
     size = _size("memory", text)
     if size < _LEAST_MEMORY:
         raise ValueError(f"memory: {text!r} is {size:,} bytes; write the unit too, as in 16GB or 24GiB")

@@ -27,6 +27,7 @@ from bireme.bench.search import search
 from bireme.bench.serve import Plan, Runner
 from bireme.bench.sources import WordSource
 from bireme.bench.summary import summarise
+from bireme.bench.traffic import Traffic
 from bireme.server.cli import app
 
 
@@ -339,7 +340,7 @@ def test_the_search_finds_where_the_objective_breaks() -> None:
 
     objective = Objective({"ttft": 60_000.0})
     with serving(answer) as url:
-        plan = Plan(DataSpec(output_len=4), concurrencies=(1,), num_prompts=24, objective=objective, warmups=0)
+        plan = Plan(Traffic(DataSpec(output_len=4), concurrencies=(1,), num_prompts=24), objective=objective, warmups=0)
         runner = Runner(Target(url, "fake"), plan, WordSource())
         best = search(runner, 1)
     assert best == Load("closed", 3, None)

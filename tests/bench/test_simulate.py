@@ -10,7 +10,7 @@ import pytest
 from published import QWEN3_8B
 from typer.testing import CliRunner
 
-from bireme.bench.arrivals import schedule
+from bireme.bench.arrivals import Ramp, ramp, schedule
 from bireme.bench.data import draw
 from bireme.bench.dataset import DataSpec, Drawn
 from bireme.bench.fit import fit_front, fit_run
@@ -96,6 +96,36 @@ def test_replicas_share_the_load() -> None:
     four = run(policy, Load("closed", 32, None), spec, 256, replicas=4)
     assert four.level.completed == 256
     assert four.level.output_throughput == pytest.approx(4 * one.level.output_throughput, rel=0.02)
+
+
+def test_users_are_dealt_out_to_machines_without_making_more() -> None:
+    sessions = DataSpec(input_len=200, output_len=50)
+    outcome = run(Policy("bireme", CONFIG), Load("closed", 5, None), sessions, 40, replicas=4)
+    assert outcome.level.max_concurrent == 5 and outcome.level.completed == 40
+    with pytest.raises(ValueError, match="concurrency is 3, fewer than 4 replicas"):
+        run(Policy("bireme", CONFIG), Load("closed", 3, None), sessions, 40, replicas=4)
+
+
+@pytest.mark.parametrize("front", [0.0, 0.004])
+def test_places_in_an_open_loop_are_waited_for(front: float) -> None:
+    """Ten conversations of two turns come at once and three have a place: whoever waits is charged for it, and a
+    second turn needs no place of its own."""
+    drawn = draw(DataSpec("multiturn", input_len=50, output_len=10, turns=2, think=0.5), IDS, 20)
+    drawn = Drawn(drawn.sessions, [0.1] * len(drawn.sessions))
+    spot = Machine(LinearCost(0.01, 1e-4), 1 << 16, 4096, front=front)
+    level = simulate(spot, Policy("b", CONFIG), Load("open", 3, float("inf")), drawn).level
+    assert level.completed == 20 and level.max_concurrent == 3
+    waits = sorted(level.series["ttft_ms"])
+    assert waits[9] < 100 and [wait // 600 for wait in waits[-7:]] == [1, 1, 1, 2, 2, 2, 3]
+    free = simulate(spot, Policy("b", CONFIG), Load("open", None, float("inf")), drawn).level
+    assert free.max_concurrent == 10 and max(free.series["ttft_ms"]) < 400
+
+
+def test_a_refused_turn_ends_its_conversation_and_says_why() -> None:
+    drawn = draw(DataSpec("multiturn", input_len=3000, output_len=10, turns=3), IDS, 6)
+    level = simulate(machine(), Policy("b", CONFIG), Load("closed", 1, None), drawn).level
+    assert (level.completed, level.failures, level.unasked) == (2, {"HTTP 400": 2}, 2)
+    assert "maximum context length is 4096 tokens" in level.reasons["HTTP 400"]
 
 
 def test_prompts_that_begin_alike_go_to_one_machine() -> None:
@@ -203,6 +233,51 @@ def simulated(model: Path, *arguments: str) -> list[dict[str, str]]:
     return found
 
 
+def test_ramps_are_those_of_bench_serve(model: Path, tmp_path: Path) -> None:
+    """The same moments by the same code, and the same keys beside them."""
+    path = tmp_path / "s.json"
+    shape = ["--ramp-up-start-rps", "2", "--ramp-up-end-rps", "40", "--ramp-up-strategy", "exponential"]
+    more = ["--burstiness", "2", "--num-prompts", "60", "--output-len", "4", "--seed", "5", "--max-concurrency", "64"]
+    (row,) = simulated(model, *shape, *more, "--policies", "bireme", "--json", str(path))
+    assert row["load"] == "2 to 40 req/s"
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert "open loop, exponential ramp, burstiness 2, no more than 64 at once" in written["basis"]
+    (found,) = written["simulated"]
+    keys = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "request_rate", "max_concurrency")
+    assert [found[key] for key in keys] == ["exponential", 2, 40, "inf", 64]
+    due = ramp(60, Ramp(2, 40, "exponential"), 2, seed=5)
+    assert sorted(found["series"]["start"]) == pytest.approx([at - due[0] for at in due], abs=1e-3)
+
+
+def test_what_failed_is_said_with_its_reason(model: Path) -> None:
+    result = CliRunner().invoke(app, ["simulate", str(model), "--concurrency", "1", "--input-len", "50000"])
+    assert "NOTE: bireme, 1 at once: 8 of 8 requests FAILED: 8 x HTTP 400 (the prompt is 50000 tokens" in result.output
+
+
+def fit_file(path: Path, **about: object) -> Path:
+    """A run of two levels on a device of 10 ms a step and 0.1 ms a token."""
+    levels = [run(Policy("b", CONFIG), Load("closed", n, None), DataSpec(input_len=100), 32).level for n in (1, 4)]
+    Run("a run", dict(about), levels).write(path)
+    return path
+
+
+def test_a_fit_says_whose_it_is(model: Path, tmp_path: Path) -> None:
+    """Another model's step times, on a memory that nobody named: neither goes without a word."""
+    load = ["--concurrency", "2", "--num-prompts", "8", "--policies", "bireme"]
+    fit = fit_file(tmp_path / "fit.json", model_id="tiny-chat", machine={"cpu": "A Processor"})
+    result = CliRunner().invoke(app, ["simulate", str(model), *load, "--fit", str(fit)])
+    assert result.exit_code == 0, result.output
+    assert "fit.json: tiny-chat, measured on A Processor" in result.output
+    assert f"NOTE: the step times are those of tiny-chat, and {model} is simulated" in result.output
+    assert "NOTE: the KV pool is that of h100, not of what was measured; give its --memory" in result.output
+    fit = fit_file(tmp_path / "own.json", model_id=model.parent.name + "/config.json")
+    plain = CliRunner().invoke(app, ["simulate", str(model), *load, "--fit", str(fit), "--memory", "40GB"])
+    assert plain.exit_code == 0 and "NOTE" not in plain.output
+    for given in (["--efficiency", "0.5"], ["--overhead-ms", "1"], ["--tensor-parallel", "2"]):
+        refused = CliRunner().invoke(app, ["simulate", str(model), *load, "--fit", str(fit), *given])
+        assert refused.exit_code == 2 and f"leave out {given[0]}" in refused.output
+
+
 def test_an_objective_kept_is_a_row_beside_none(model: Path) -> None:
     """More than the device can do: with --slo more requests are good, and with refusals every one that was let in."""
     load = ["--request-rate", "30", "--num-prompts", "250", "--range-ratio", "0.5", "--slo", "ttft=600ms,tpot=50ms"]
@@ -275,6 +350,12 @@ def test_files_of_text_are_simulated(model: Path, tmp_path: Path) -> None:
         (["--dataset", "trace", "--dataset-path", "x", "--concurrency", "1"], "a trace has times of its own"),
         (["--concurrency", "1", "--memory", "1GB"], "does not fit"),
         (["--concurrency", "1", "--fit", "nowhere.json"], "no result of"),
+        (["--concurrency", "1", "--burstiness", "2"], "--burstiness belong to an open loop"),
+        (["--concurrency", "1", "--max-concurrency", "2"], "--concurrency makes a closed one"),
+        (["--ramp-up-end-rps", "2"], "a ramp needs both"),
+        (["--request-rate", "1", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "2"], "or a ramp (open loop)"),
+        (["--concurrency", "1", "--kv-cache-dtype", "q3"], "kv-cache-dtype is 'q3'; it must be auto, "),
+        (["--concurrency", "1", "--memory", "80"], "write the unit too"),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], message: str, tmp_path: Path) -> None:
