@@ -76,13 +76,21 @@ def unused_options(
     return tuple(unused)
 
 
+def ignored_options(
+    device: str, config: EngineConfig, options: BackendOptions, given: Collection[str] = ()
+) -> str | None:
+    """``unused_options`` in a line for people; None where every option is used."""
+    unused = unused_options(device, config, options, given)
+    if not unused:
+        return None
+    named = ", ".join(f"{name} (for {' and '.join(USES[name].devices)})" for name in unused)
+    return f"ignored, since the device is {device}: {named}"
+
+
 def check_options(device: str, config: EngineConfig, options: BackendOptions, given: Collection[str] = ()) -> None:
-    """As ``unused_options``; what there is no use for is said in one line of the log."""
-    unused = [
-        f"{name} (for {' and '.join(USES[name].devices)})" for name in unused_options(device, config, options, given)
-    ]
-    if unused:
-        logger.warning("ignored, since the device is %s: %s", device, ", ".join(unused))
+    """As ``unused_options``; what is ignored is said in the log."""
+    if ignored := ignored_options(device, config, options, given):
+        logger.warning("%s", ignored)
 
 
 def _values(record: EngineConfig | BackendOptions) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def run(
     device: Annotated[str | None, _option(_OWN, "auto, cpu, cuda, mlx, sim.")] = None,
     max_model_len: Annotated[int | None, _option(_OWN, "Context.", min=1)] = None,
     kv_cache_memory: Annotated[str | None, _option(_OWN, "Memory for the KV cache: 2GiB.")] = None,
-    threads: Annotated[int | None, _option(_OWN, "cpu: threads.", min=1)] = None,
+    threads: Annotated[int | None, _option(_OWN, "cpu, cuda: threads of the CPU's own work.", min=1)] = None,
 ) -> None:
     """Chat with MODEL. With PROMPT, or with text on standard input: one answer, plain where it isn't a terminal.
 
@@ -135,6 +135,7 @@ def _served_here(local: Connection, model: str | None) -> str | None:
 
 
 def _start(stack: contextlib.ExitStack, model: str, own: dict[str, Any]) -> tuple[Connection, str]:
+    from ...backends.uses import ignored_options
     from ...core.config import EngineConfig
     from ..names import default_name
     from ..progress import LoadBar, resolve_model
@@ -150,7 +151,10 @@ def _start(stack: contextlib.ExitStack, model: str, own: dict[str, Any]) -> tupl
     if sys.stderr.isatty():
         typer.echo(f"Loading {model} ...", err=True)
     spec = EngineSpec(str(path), own["device"] or "auto", config, threads=own["threads"])
-    return stack.enter_context(OwnServer(spec, name, LoadBar())), name
+    connection = stack.enter_context(OwnServer(spec, name, LoadBar()))
+    if ignored := ignored_options(connection.device(), config, spec.backend_options):  # nobody sees that server's log
+        typer.echo(f"bireme: {ignored}", err=True)
+    return connection, name
 
 
 def _talk(session: Any, connection: Connection, prompt: str | None, *, reasoning: bool, keep_history: bool) -> int:

@@ -65,6 +65,13 @@ class Connection:
             found = {}
         return status, found if isinstance(found, dict) else {}
 
+    def device(self) -> str:
+        """What the model of a server of ours runs on. Raises ``ServerError``."""
+        status, body = self._get("/server_info")
+        if status != 200:
+            raise ServerError(_message(body, status), status)
+        return str(json.loads(body)["backend"]["device"])
+
     def stream(self, body: Mapping[str, Any]) -> Generator[Delta, None, None]:
         """An answer to a chat, piece by piece. Closing it hangs up, which ends the answer at the server too.
 

@@ -94,12 +94,18 @@ def test_a_server_of_its_own_ends_with_it(tmp_path: Path) -> None:
     folder.mkdir()
     command = (str(scripted.SCRIPTED), "go 0", "--device", "cpu", "--threads", "1", "--kv-cache-memory", "8MiB")
     result = once(*command, env={**os.environ, "TMPDIR": str(folder)})
-    assert (result.returncode, result.stdout) == (0, HELLO + "\n")
+    assert (result.returncode, result.stdout, result.stderr) == (0, HELLO + "\n", "")
     assert list(folder.iterdir()) == []  # no socket, no log, no process that holds them
     (tmp_path / "bad.gguf").write_bytes(b"GGUF nonsense")
     failed = once(str(tmp_path / "bad.gguf"), "x", "--device", "cpu")
     assert failed.returncode == 2 and failed.stdout == "" and failed.stderr.count("\n") == 1
     assert failed.stderr.startswith("bireme: ") and "bad.gguf" in failed.stderr
+
+
+def test_what_its_server_has_no_use_for_is_said() -> None:
+    result = once(str(scripted.SCRIPTED), "x", "--device", "sim", "--threads", "1", "--max-tokens", "3")
+    said = "bireme: ignored, since the device is sim: threads (for cpu and cuda)"
+    assert result.returncode == 0 and said in result.stderr.splitlines()
 
 
 def test_a_reader_that_leaves_is_no_error_message(paced: Any) -> None:

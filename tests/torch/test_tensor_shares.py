@@ -166,6 +166,29 @@ def test_where_it_is_refused(tiny, monkeypatch):
         load_engine(spec, checkpoint, lambda done, total: None)
 
 
+def test_threads_are_dealt_out_where_they_were_asked_for(tiny, monkeypatch):
+    """On a GPU too, for what the ranks do on the CPU; without being asked torch has its own way there."""
+    seen = []
+
+    def workers(*given):
+        seen.append(given)
+        raise RuntimeError("far enough")
+
+    checkpoint, before = open_checkpoint(tiny("llama").folder), torch.get_num_threads()
+    monkeypatch.setattr("bireme.backends.select.resolve_device", lambda device: device)
+    monkeypatch.setattr("bireme.backends.cuda.tensor_parallel.workers.Workers", workers)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device, options in (
+        ("cuda", BackendOptions(tensor_parallel=2)),
+        ("cuda", BackendOptions(tensor_parallel=2, threads=6)),
+        ("cpu", BackendOptions("exact", tensor_parallel=2, threads=6)),
+    ):
+        with pytest.raises(RuntimeError, match="far enough"):
+            load_backend(device, checkpoint, EngineConfig(), options)
+    torch.set_num_threads(before)
+    assert seen == [(2, "cuda", None), (2, "cuda", 3), (2, "cpu", 3)]
+
+
 def test_a_group_within_a_group_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="part of a torch.distributed group already; use a process of its own"):
