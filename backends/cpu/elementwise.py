@@ -6,18 +6,15 @@ shared among threads once there is enough work; how they are shared never change
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba.np.numpy_support import carray
 
+from ...models.gelu import GELU_CUBE, GELU_SLOPE
 from .native import float_pointer, link
 from .simd import WIDTH, Emitter, kernel, parallel_for
-
-#: GELU by tanh (arXiv:1606.08415): x / 2 (1 + tanh(SLOPE (x + CUBE x^3))).
-GELU_SLOPE, GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
 
 #: Elements worth handing to another thread.
 GRAIN = 8192
@@ -93,7 +90,7 @@ def _gate_times(turn: Callable[[Emitter, Any], Any]) -> Callable[..., None]:
 
 
 def _tanh_turn(e: Emitter, g: Any) -> Any:
-    """2 sqrt(2 / pi) (g + 0.044715 g^3): (1 + tanh(z)) / 2 is the logistic function of 2 z."""
+    """2 SLOPE (g + CUBE g^3): (1 + tanh(z)) / 2 is the logistic function of 2 z."""
     b = e.builder
     inner = e.fma(b.fmul(g, g), e.splat(2 * GELU_SLOPE * GELU_CUBE), e.splat(2 * GELU_SLOPE))
     return b.fmul(g, inner)

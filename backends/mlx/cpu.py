@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from ...models.gelu import GELU_CUBE, GELU_SLOPE
 from .library import Array, mx, openblas_core
 from .linear import Linear
 
@@ -27,9 +28,6 @@ POWERS: Final = tuple(
 )
 #: A float32 plus this is rounded to an integer n, and the sum's lowest bits hold n + 127: the exponent of 2^n.
 ROUND: Final = 1.5 * 2.0**23 + 127
-#: GELU by tanh (arXiv:1606.08415): x / 2 (1 + tanh(SLOPE (x + CUBE x^3))).
-GELU_SLOPE: Final = math.sqrt(2 / math.pi)
-GELU_CUBE: Final = 0.044715
 #: Fewer elements than this are quicker through MLX's ``power``: the polynomial is 18 operations of 3 us or more.
 FEW: Final = 1 << 16
 #: OpenBLAS multiplies so many rows at a time; some fewer may take it twice as long as a full tile.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ...models.config import ModelConfig
 from ...models.decoder import Layer
+from ...models.gelu import GELU_CUBE, GELU_SLOPE
 from . import cpu
-from .cpu import GELU_CUBE, GELU_SLOPE
 from .experts import Experts, route
 from .kv import KVPool
 from .library import Array, mx, on_metal

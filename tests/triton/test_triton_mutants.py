@@ -103,7 +103,7 @@ MUTANTS: list[tuple[str, str, str, str, Callable[[], None]]] = [
     ("decode", "decode_kernel", 'tl.where(seen[None, :], scores, float("-inf"))', "scores", decode_is_right),
     ("decode", "decode_kernel", "begin = tl.maximum(end - WINDOW, 0)", "begin = 0", decode_is_right),
     ("decode", "decode_kernel", "tl.minimum(from_tile + per_split, last_tile)", "from_tile + 1", decode_is_right),
-    ("activation", "gated_kernel", "0.044715 * gate", "0.0 * gate", gates_are_right),
+    ("activation", "gated_kernel", "CUBE * gate", "0.0 * gate", gates_are_right),
     ("activation", "gated_kernel", "row * 2 * width + width + column", "row * 2 * width + column", gates_are_right),
     ("decode", "decode_kernel", "total = total * fade + tl.exp(sink - higher)", "total *= fade", sinks_are_right),
     ("decode", "join_kernel", "total += tl.exp(sink - highest)", "total += 0", sinks_are_right),

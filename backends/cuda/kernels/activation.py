@@ -9,11 +9,13 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from ....models.gelu import GELU_CUBE, GELU_SLOPE
 from .variant import Variant
 
 BLOCK = 1024
 #: The function of the gate, by number.
 SILU, GELU, GELU_TANH = range(3)
+TWICE_SLOPE, CUBE = tl.constexpr(2 * GELU_SLOPE), tl.constexpr(GELU_CUBE)
 
 
 @triton.jit
@@ -29,7 +31,7 @@ def gated_kernel(gate_up, out, width, ACTIVATION: tl.constexpr, BLOCK: tl.conste
     elif ACTIVATION == 1:
         active = gate * 0.5 * (1 + tl.erf(gate * 0.7071067811865476))
     else:  # (1 + tanh(z)) / 2 is the logistic function of 2 z, here without exponentials that overflow
-        twice = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        twice = TWICE_SLOPE * (gate + CUBE * gate * gate * gate)
         small = tl.exp(-tl.abs(twice))
         active = gate * tl.where(twice > 0, 1.0, small) / (1 + small)
     tl.store(out + row * width + column, (active * up).to(out.dtype.element_ty), mask=inside)
