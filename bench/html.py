@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -75,16 +75,18 @@ def page(run: dict[str, Any], headline: str = "", notes: Sequence[str] = ()) -> 
     return document(title, "".join([*parts, measured(about)]))
 
 
-def measured(about: dict[str, Any]) -> str:
-    """What was measured where, as a section: the machine and the command first, all options folded away."""
+def measured(about: dict[str, Any], facts: Mapping[str, str] | None = None) -> str:
+    """What was measured where, as a section: the machine and the command first, all options folded away. ``facts``:
+    further rows, by their names."""
     machine = about["machine"]
     rows = [("command", machine["command"]), ("date", machine["date"]), ("machine", _machine_line(machine))]
     rows += [("versions", ", ".join(f"{name} {version}" for name, version in machine["packages"].items()))]
     rows += [(name, about[key]) for key, name in (("model_id", "model"), ("url", "server")) if about.get(key)]
     rate = about.get("generator_chunks_per_second")
     rows += [("load generator", f"at most {rate:,} chunks a second on a core of this machine")] if rate else []
+    rows += (facts or {}).items()
     body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(text))}</td></tr>" for name, text in rows)
-    options = escape(json.dumps(about.get("options", {}), indent=1))
+    options = escape(json.dumps(about.get("options", {}), indent=1, default=str))
     fold = f"<details><summary>All options</summary><pre>{options}</pre></details>"
     return f'<h2>How it was measured</h2><table class="facts">{body}</table>{fold}'
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from .compare import middle
 from .html import document
+from .html import measured as how_measured
 from .html import table as level_table
 from .peers_text import Measured
 from .svg import Series, plot
@@ -23,9 +23,12 @@ _PLOTS = (
 
 
 def peers_page(measured: Sequence[Measured], ours: str, ratios: str, about: dict[str, Any]) -> str:
-    """The report. ``ratios``: of ``ours`` to each peer, as text. Of several rounds every one has its line."""
+    """The report. ``ratios``: of ``ours`` to each peer, as text; ``about``: as in the record that is written beside it.
+    Of several rounds every one has its line."""
     title = "Bireme bench: beside others"
     parts = [f"<h1>{escape(title)}</h1>"]
+    if about["interrupted"]:
+        parts.append('<p class="failed">INTERRUPTED: only what every server has ended is shown</p>')
     failed = [f"{row.server}, {row.phase}: {row.level.failed_line()}" for row in measured if row.level.failures]
     parts += [f'<p class="failed">{escape(text)}</p>' for text in failed]
     for phase in dict.fromkeys(row.phase for row in measured):
@@ -35,8 +38,14 @@ def peers_page(measured: Sequence[Measured], ours: str, ratios: str, about: dict
             parts += ['<div class="plots">', *_plots(rows), "</div>"]
         parts.append(level_table([_line(row) for row in rows]))
     parts.append(f"<h2>Ratios to {escape(ours)}</h2><pre>{escape(ratios)}</pre>")
-    parts.append(f"<h2>How it was measured</h2><pre>{escape(json.dumps(about, indent=1, default=str))}</pre>")
-    return document(title, "".join(parts))
+    return document(title, "".join([*parts, how_measured(about, _facts(about))]))
+
+
+def _facts(about: dict[str, Any]) -> dict[str, str]:
+    """Of each server how it was started, and what it held at the end."""
+    found = {f"{label}: command": command for label, command in about["commands"].items()}
+    held = about["memory_bytes"].items()
+    return found | {f"{label}: resident at the end": f"{size / 2**20:.0f} MiB" for label, size in held}
 
 
 def _line(row: Measured) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from bireme.backends.select import DeviceUnavailableError
 from bireme.bench.ask import Sample
 from bireme.bench.http import PacedBackend
 from bireme.bench.level import Load
+from bireme.bench.machine import describe
 from bireme.bench.peers import OURS
 from bireme.bench.peers_page import peers_page
 from bireme.bench.peers_text import Measured, paired
@@ -92,14 +93,20 @@ def test_kernels_on_mlx_are_the_operations_of_a_step(tmp_path: Path) -> None:
     assert all(row["1 decoding, ms"] > 0 and row["a prompt chunk of 32, ms"] > 0 for row in rows.values())
 
 
-def test_a_page_of_peers_has_ratios_and_plots() -> None:
+def test_a_page_of_peers_has_ratios_and_plots(tmp_path: Path) -> None:
     rows = []
     for users in (1, 2):
         for server, scale in ((OURS, 1.0), ("other", 2.0)):
             rows.append(Measured("distinct", users, 0, server, level(scale)))
     ratios = paired(rows, OURS)
     assert "bireme over other" in ratios and "TTFT p50 ms       0.50  (0.50 to 0.50, 1 round)" in ratios
-    page = peers_page(rows, OURS, ratios, {"machine": "m"})
+    about = {"machine": describe(), "options": {"json": tmp_path, "rounds": 1}, "interrupted": False}
+    about |= {"commands": {OURS: "bireme serve <demo>", "other": "serve"}, "memory_bytes": {OURS: 3 << 20}}
+    page = peers_page(rows, OURS, ratios, about)
+    facts = page.partition("How it was measured")[2]
+    assert "<td>bireme: command</td><td>bireme serve &lt;demo&gt;</td>" in facts and "<td>3 MiB</td>" in facts
+    assert "<summary>All options</summary>" in facts and str(tmp_path) in facts and "INTERRUPTED" not in page
+    assert "INTERRUPTED: only what every server" in peers_page(rows, OURS, ratios, about | {"interrupted": True})
     assert page.count("<svg") == 4 and "other, 2 at once, round 1" in page and "http" not in page.replace("http://", "")
 
 
