@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .level import Level
-from .results import ms
+from .results import load_of, ms
 
 #: (key, for people, whether more is better)
 FIGURES = (
@@ -33,15 +33,15 @@ def compare(first: dict[str, Any], second: dict[str, Any], paths: Sequence[str] 
     names = [str(run.get("label") or path) for run, path in zip((first, second), paths, strict=True)]
     if names[0] == names[1]:
         names = list(paths)
-    others = {_load(level): level for level in second["levels"]}
-    shared = [level for level in first["levels"] if _load(level) in others]
-    missing = sorted({_load(level) for level in first["levels"]} ^ set(others))
+    others = {load_of(level): level for level in second["levels"]}
+    shared = [level for level in first["levels"] if load_of(level) in others]
+    missing = sorted({load_of(level) for level in first["levels"]} ^ set(others))
     if not shared:
         raise ValueError(f"the two have no level in common; one or the other has: {', '.join(missing)}")
     lines, width = _differences(first, second), max(16, *(len(name) + 2 for name in names))
     for level in shared:
-        other = others[_load(level)]
-        lines += [_load(level), f"  {'':<14}{names[0]:>{width}}{names[1]:>{width}}{'ratio':>10}"]
+        other = others[load_of(level)]
+        lines += [load_of(level), f"  {'':<14}{names[0]:>{width}}{names[1]:>{width}}{'ratio':>10}"]
         lines += [_row(title, level.get(key), other.get(key), more, width) for key, title, more in FIGURES]
         for name, one in zip(names, (level, other), strict=True):
             if one.get("unfinished"):
@@ -49,16 +49,6 @@ def compare(first: dict[str, Any], second: dict[str, Any], paths: Sequence[str] 
     if missing:
         lines.append(f"Only one of the two has: {', '.join(missing)}")
     return "\n".join(line for line in lines if line)
-
-
-def _load(level: dict[str, Any]) -> str:
-    """A level's load with all that shaped it: levels that have this in common were asked alike."""
-    terms = [f"{level['loop']} loop"]
-    terms += [f"{level['ramp_up_strategy']} ramp"] if "ramp_up_strategy" in level else []
-    if level["loop"] == "open":
-        terms += [f"burstiness {level['burstiness']}"] if level.get("burstiness", 1) != 1 else []
-        terms += [f"no more than {level['max_concurrency']} at once"] if level.get("max_concurrency") else []
-    return ", ".join([*terms, level["level"]])
 
 
 #: Options that a level's own name holds, or that change nothing in what is asked.

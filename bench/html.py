@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from .level import LATENCIES, PERCENTILES
+from .results import load_of
 from .svg import Series, plot
 
 _STYLE = """
@@ -20,7 +21,7 @@ th { vertical-align: bottom; white-space: normal; }
 table.facts { font-size: 14px; } table.facts td { text-align: left; white-space: normal; border: 0; }
 table.facts td:first-child { white-space: nowrap; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; }
-.plots { margin-top: 1em; display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1em; }
+.plots { margin-top: 1em; display: grid; grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); gap: 1em; }
 figure { margin: 0; } figcaption { font-weight: 600; }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
 svg .grid { stroke: #8884; } svg .series polyline { fill: none; stroke-width: 2; }
@@ -57,6 +58,7 @@ _TOTALS = (
     ("duration", "seconds", 2),
     ("max_send_lag_ms", "sent late at most, ms", 1),
     ("generator_cpu", "generator's share of a core", 2),
+    ("generator_late_ms", "generator late, ms (p95)", 1),
 )
 
 
@@ -113,7 +115,7 @@ def table(levels: Sequence[dict[str, Any]], wanted: Sequence[tuple[str, str, int
     rows = []
     for level in levels:
         cells = "".join(f"<td>{_cell(level.get(key), digits)}</td>" for key, _, digits in columns)
-        rows.append(f"<tr><td>{escape(str(level['level']))} ({escape(str(level['loop']))})</td>{cells}</tr>")
+        rows.append(f"<tr><td>{escape(load_of(level))}</td>{cells}</tr>")
     return f"<table><tr><th>load</th>{head}</tr>{''.join(rows)}</table>"
 
 

@@ -111,6 +111,7 @@ class Level:
     max_send_lag_ms: float
     attainment: Attainment | None
     generator_cpu: float  # share of one core that the load generator used
+    generator_late_ms: float  # how late its own event loop was, 95 times of 100 at most
     series: Mapping[str, list[float]] = field(default_factory=dict)  # per good request, for plots
     unasked: int = 0  # later turns of conversations of which one failed
     unfinished: int = 0  # requests that had not ended, or not begun, when the level was interrupted
@@ -179,6 +180,7 @@ class Level:
             "max_concurrent_requests": self.max_concurrent,
             "max_send_lag_ms": self.max_send_lag_ms,
             "generator_cpu": self.generator_cpu,
+            "generator_late_ms": self.generator_late_ms,
             "percentile_method": "nearest rank",
             "output_lengths": _spread_dict(self.output_lengths),
             "series": dict(self.series),

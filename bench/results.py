@@ -13,7 +13,9 @@ from .level import LATENCIES, PERCENTILES, Level, Load
 #: A generator that uses more of its core than this may be what limits the figures.
 BUSY = 0.8
 #: Milliseconds that requests may be sent later than due, by p99, before a reader is told.
-LATE_MS = 50.0
+SENT_LATE_MS = 50.0
+#: Milliseconds that the generator's own event loop may be late, by p95, before a reader is told.
+LATE_MS = 20.0
 
 
 @dataclass(slots=True)
@@ -55,6 +57,16 @@ def read_run(path: Path) -> dict[str, Any]:
     if not all(isinstance(level, dict) and {"level", "loop"} <= level.keys() for level in found["levels"]):
         raise ValueError(f"{path} is no result of `bireme bench serve`: its levels don't say which load they had")
     return found
+
+
+def load_of(level: dict[str, Any]) -> str:
+    """A recorded level's load with all that shaped it: levels that have this in common were asked alike."""
+    terms = [f"{level['loop']} loop"]
+    terms += [f"{level['ramp_up_strategy']} ramp"] if "ramp_up_strategy" in level else []
+    if level["loop"] == "open":
+        terms += [f"burstiness {level['burstiness']}"] if level.get("burstiness", 1) != 1 else []
+        terms += [f"no more than {level['max_concurrency']} at once"] if level.get("max_concurrency") else []
+    return ", ".join([*terms, level["level"]])
 
 
 def ms(value: float | None) -> str:
@@ -117,8 +129,13 @@ def warnings(levels: Sequence[Level], repeats: bool = False) -> list[str]:
                 f"{level.load.name}: the load generator used {level.generator_cpu:.0%} of a core; it may be the "
                 "bottleneck, so the server may be faster than these figures"
             )
+        if level.generator_late_ms > LATE_MS:
+            found.append(
+                f"{level.load.name}: the load generator ran {ms(level.generator_late_ms)} ms late (p95), for it was "
+                "busy or had no core to itself: latencies are no finer than that, and the server may be faster"
+            )
         late = level.spreads["client_queue_time"].percentiles[99]
-        if level.load.loop == "open" and level.load.concurrency is None and late is not None and late > LATE_MS:
+        if level.load.loop == "open" and level.load.concurrency is None and late is not None and late > SENT_LATE_MS:
             found.append(
                 f"{level.load.name}: requests were sent up to {ms(level.max_send_lag_ms)} ms later than due; the load "
                 "generator did not keep up, and the latencies hold that wait too"

@@ -14,6 +14,7 @@ from .dataset import DataSpec, Drawn
 from .level import Level, Load
 from .load import OnSample, closed_samples, open_samples
 from .objective import Objective
+from .pulse import Pulse
 from .sources import IdSource, Source
 from .summary import summarise
 from .traffic import Traffic
@@ -78,15 +79,17 @@ class Runner:
         if self.number == 1 and plan.warmups:
             await self._warm_up(plan.warmups)
         unfinished, cpu, start = 0, time.process_time(), time.perf_counter()
+        pulse = Pulse()
         try:
-            await self._put(load, drawn, note)
+            async with pulse:
+                await self._put(load, drawn, note)
         except asyncio.CancelledError:  # Ctrl-C, by way of asyncio.run
             if not samples:
                 raise
             self.interrupted = True
             unfinished = total - len(samples) - sum(sample.unasked for sample in samples)
         busy = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
-        return summarise(samples, load, plan.objective, busy, unfinished)
+        return summarise(samples, load, plan.objective, busy, pulse.late_ms(), unfinished)
 
     async def _put(self, load: Load, drawn: Drawn, note: OnSample) -> None:
         if load.loop == "closed":

@@ -15,6 +15,7 @@ def summarise(
     load: Load,
     objective: Objective | None = None,
     generator_cpu: float = 0.0,
+    generator_late_ms: float = 0.0,
     unfinished: int = 0,
 ) -> Level:
     """Sum a level up. Failed requests give no latency and no tokens, but their time counts."""
@@ -38,6 +39,7 @@ def summarise(
         max_send_lag_ms=max((s.sent - s.due for s in samples), default=0.0) * 1e3,
         attainment=None if objective is None else objective.attainment(samples),
         generator_cpu=generator_cpu,
+        generator_late_ms=generator_late_ms,
         series=_series(good, start),
         unasked=sum(sample.unasked for sample in samples),
         unfinished=unfinished,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bireme.bench.dataset import DataSpec
 from bireme.bench.level import Load, Spread
 from bireme.bench.load import closed_samples, open_samples
 from bireme.bench.objective import Objective, parse_objective
+from bireme.bench.pulse import Pulse
 from bireme.bench.results import warnings
 from bireme.bench.search import search
 from bireme.bench.serve import Plan, Runner
@@ -239,11 +241,12 @@ def test_an_even_rate_of_conversations_is_called_so(tmp_path: Path) -> None:
 
 
 def test_a_ramp_is_called_one(tmp_path: Path) -> None:
-    found = tmp_path / "run.json"
+    found, page = tmp_path / "run.json", tmp_path / "run.html"
     with serving(good) as url:
         ramped = ["--ramp-up-start-rps", "50", "--ramp-up-end-rps", "200", "--burstiness", "0.5"]
-        result = bench("--url", url, *ramped, "--num-prompts", "20", "--json", str(found))
+        result = bench("--url", url, *ramped, "--num-prompts", "20", "--json", str(found), "--html", str(page))
     assert "open loop, linear ramp, burstiness 0.5, 50 to 200 req/s: 20 completed" in result.output
+    assert "<td>open loop, linear ramp, burstiness 0.5, 50 to 200 req/s</td>" in page.read_text(encoding="utf-8")
     (level,) = json.loads(found.read_text(encoding="utf-8"))["levels"]
     assert (level["ramp_up_start_rps"], level["ramp_up_end_rps"], level["request_rate"]) == (50, 200, "inf")
 
@@ -302,7 +305,7 @@ def test_repeated_prompts_are_named() -> None:
             result = bench("--url", server, "--model", "m", *given)
     name = server.removeprefix("http://").removesuffix("/v1")
     assert f"WARNING: {name}: 1 at once: most prompt tokens" in " ".join(result.stderr.split())
-    assert "another --seed" in result.stderr and other.removeprefix("http://") not in result.stderr
+    assert not [line for line in result.stderr.splitlines() if "--seed" in line and name not in line]
 
 
 def test_paired_mode_alternates(tmp_path: Path) -> None:
@@ -405,6 +408,20 @@ def test_a_generator_that_does_not_keep_up_says_so() -> None:
     assert not warnings([summarise(late, Load("open", 1, 9.0))])  # there it is the cap's doing
     (said,) = warnings([summarise([replace(late[0], sent=0.0)], Load("open", None, 9.0), generator_cpu=0.9)])
     assert "used 90% of a core" in said
+    (said,) = warnings([summarise([replace(late[0], sent=0.0)], Load("closed", 1, None), generator_late_ms=300)])
+    assert "ran 300 ms late (p95)" in said and "the server may be faster" in said
+
+
+def test_a_generator_knows_when_it_was_late() -> None:
+    async def work() -> Pulse:
+        async with Pulse() as pulse:
+            for _ in range(5):
+                await asyncio.sleep(0.001)
+                time.sleep(0.05)  # nobody is served meanwhile, and no answer's time is noted
+        return pulse
+
+    assert asyncio.run(work()).late_ms() >= 30
+    assert Pulse().late_ms() == 0
 
 
 def test_chats_carry_their_answers_on() -> None:
