@@ -20,7 +20,8 @@ def find_model(target: Target) -> str:
     """The first model that the server lists.
 
     Raises:
-        ValueError: it can't be reached, or lists none.
+        OSError: it can't be reached, or refuses.
+        ValueError: there is no list at this address, or it is empty.
     """
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     try:
@@ -31,8 +32,16 @@ def find_model(target: Target) -> str:
         raise ValueError(f"{target.url!r} is no address: {error}; it looks like http://127.0.0.1:8000/v1") from None
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         hint = "" if target.url.rstrip("/").endswith("/v1") else ", or the address may lack its /v1"
-        reason = " ".join(str(error).partition("\n")[0].split())
-        raise ValueError(f"{target.url}/models gives no model ({reason}); name it with --model{hint}") from None
+        reason = " ".join(str(error).partition("\n")[0].split()) or type(error).__name__
+        said = f"{target.url}/models gives no model ({reason}); name it with --model{hint}"
+        raise (OSError if _is_no_fault_of_the_address(error) else ValueError)(said) from None
+
+
+def _is_no_fault_of_the_address(error: Exception) -> bool:
+    """Nobody answers there now, or whoever does refuses: a key is missing, or the server isn't ready."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code != httpx.codes.NOT_FOUND
+    return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
 
 
 def word_source(target: Target, chat: bool) -> WordSource:

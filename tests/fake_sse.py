@@ -39,8 +39,9 @@ def failure(number: int) -> bytes | None:
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[str]:
-    """Serve until the block ends; gives the base URL. ``answer`` gets the writer, the request's number and its body."""
+def serving(answer: Answer, listed: bytes = LISTED) -> Iterator[str]:
+    """Serve until the block ends; gives the base URL. ``answer`` gets the writer, the request's number and its body;
+    ``listed`` answers every GET."""
     loop = asyncio.new_event_loop()
     seen = 0
 
@@ -49,7 +50,7 @@ def serving(answer: Answer) -> Iterator[str]:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(b"GET"):
-                writer.write(LISTED)
+                writer.write(listed)
             else:
                 length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
                 body = json.loads(await reader.readexactly(length))

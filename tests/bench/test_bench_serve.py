@@ -458,10 +458,9 @@ def test_chats_carry_their_answers_on() -> None:
         (["--goodput", "ttft:soon"], "no number of milliseconds"),
         (["--dataset", "poems"], "dataset is 'poems'"),
         (["--dataset", "trace"], "needs --dataset-path"),
-        (["--url", "http://127.0.0.1:1/v1"], "gives no model"),
         (["--compare", "nowhere.json", "nowhere.json"], "no result of"),
         (["--url", "http://[::bad/v1"], "is no address"),
-        (["--url", "http://127.0.0.1:1"], "the address may lack its /v1"),
+        (["--url", "127.0.0.1:1"], "gives no model"),
         (["--concurrency", ","], "numbers with commas"),
         (["--concurrency", "4,1,4"], "concurrency has 4 twice"),
         (["--goodput", "ttft:1", "ttft:2"], "bounds ttft twice"),
@@ -480,6 +479,21 @@ def test_chats_carry_their_answers_on() -> None:
 def test_bad_input_is_named(arguments: list[str], message: str) -> None:
     result = bench(*arguments)
     assert result.exit_code == 2 and message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("status, code", [(401, 1), (503, 1), (404, 2), (200, 2)])
+def test_a_server_that_refuses_is_no_wrong_input(status: int, code: int) -> None:
+    async def never(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        raise AssertionError("nothing is asked of a server that names no model")
+
+    with serving(never, b"HTTP/1.1 %d X\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % status) as url:
+        result = bench("--url", url)
+    assert result.exit_code == code and "gives no model" in " ".join(result.output.split())
+
+
+def test_a_server_that_is_not_there_is_no_wrong_input() -> None:
+    result = bench("--url", "http://127.0.0.1:1")
+    assert result.exit_code == 1 and "the address may lack its /v1" in " ".join(result.output.split())
 
 
 def test_objectives() -> None:
