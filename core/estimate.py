@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .account import PROMPT_WEIGHT, Account
-from .fairness import LATE_EVERY
 from .request import QueueFullError, Request
 from .slo import MARGIN
+from .waiting import LATE_EVERY
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler

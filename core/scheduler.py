@@ -10,13 +10,14 @@ import numpy as np
 from .chunks import ChunkBudget
 from .config import EngineConfig
 from .cost import CostModel
-from .fairness import Fairness, WaitingQueue
+from .fairness import Fairness
 from .kv import KVManager
 from .plan import BuiltStep, Chunk, StepPlan, build, row_init
 from .rows import Index, Rows
 from .sequence import Sequence
 from .slo import MARGIN
 from .stats import Counters
+from .waiting import WaitingQueue
 from .yielding import LOOK_AGAIN, PATIENCE, who_yields
 
 #: With no stream running, a step may take so many times the stall bound: long enough to lose nothing by the cut, short

@@ -13,9 +13,10 @@ from bireme.backends.sim import SimBackend, SimOptions
 from bireme.core.account import OUTPUT_WEIGHT, PROMPT_WEIGHT, Account
 from bireme.core.config import EngineConfig
 from bireme.core.engine import Engine
-from bireme.core.fairness import MAX_IDLE_ACCOUNTS, Fairness, WaitingQueue
+from bireme.core.fairness import MAX_IDLE_ACCOUNTS, Fairness
 from bireme.core.request import QueueFullError, Request, SamplingParams
 from bireme.core.sequence import Group, Sequence
+from bireme.core.waiting import WaitingQueue
 
 ROWS, LONGEST = 4, 64
 

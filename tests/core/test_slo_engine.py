@@ -14,9 +14,9 @@ from bireme.backends.sim import SimOptions
 from bireme.bench.timed_backend import LinearCost, TimedBackend
 from bireme.core.config import EngineConfig
 from bireme.core.engine import Engine
-from bireme.core.fairness import LATE_EVERY
 from bireme.core.request import QueueFullError, Request, SamplingParams
 from bireme.core.slo import Slo, parse_slo
+from bireme.core.waiting import LATE_EVERY
 
 COST = LinearCost(0.008, 0.0002, 1e-9)
 SLO = Slo(ttft=1.0, tpot=0.05)
