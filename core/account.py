@@ -21,6 +21,11 @@ class Account:
     running: int = 0
     unstarted: int = 0  # requests of which nothing has run yet
 
+    def owes(self, other: Account) -> bool:
+        """Whether it holds more places for its weight than ``other`` would with one more, and was served more: then
+        ``other`` goes before it. Never both ways, and never itself."""
+        return self.running / self.weight > (other.running + 1) / other.weight and self.counter > other.counter
+
     def charge(self, prompt_tokens: int) -> None:
         """Prompt tokens were computed. (Output tokens, one at a time, are charged where they are dealt out.)"""
         self.counter += PROMPT_WEIGHT * prompt_tokens / self.weight

@@ -60,6 +60,7 @@ def first_token_seconds(
 def _before(scheduler: Scheduler, account: Account, priority: int, tokens: int) -> list[Sequence]:
     """Who of those waiting goes before a newcomer of ``account``: better classes whole; of the same class the
     preempted, the account's own, and of each other user those that the counters let come first."""
+    preempted = set(scheduler.queue.preempted())
     own = [seq for seq in scheduler.queue if seq.priority == priority and seq.account is account]
     counter = account.counter if account.in_line else max(account.counter, scheduler.fairness.floor)
     goal = counter + PROMPT_WEIGHT * (tokens + sum(len(seq.tokens) for seq in own)) / account.weight
@@ -69,7 +70,9 @@ def _before(scheduler: Scheduler, account: Account, priority: int, tokens: int) 
         if seq.priority > priority:
             continue
         other = seq.account
-        if seq.priority == priority and other is not account and not seq.num_preemptions:
+        if seq in preempted and seq.priority == priority and other.owes(account):
+            continue  # it lets the newcomer past
+        if seq.priority == priority and other is not account and seq not in preempted:
             if other.counter + served[other.user] / other.weight >= goal:
                 continue
             served[other.user] += len(seq.tokens)

@@ -65,6 +65,11 @@ class Rows:
         """Rows with prompt left to compute."""
         return np.flatnonzero(self.active & (self.computed < self.entry))
 
+    def progress(self, seq: Sequence) -> tuple[int, int]:
+        """(tokens made since it entered its row, those in flight included; the most that it may still make)."""
+        tokens = int(self.tokens[seq.row])
+        return tokens - int(self.entry[seq.row]), int(self.limit[seq.row]) - tokens
+
     def enter(self, seq: Sequence, computed: int, published: int) -> None:
         """Give ``seq`` a row; its blocks cover all its tokens, the first ``computed`` of which hold their K/V."""
         row = heapq.heappop(self._free)

@@ -13,12 +13,12 @@ from .cost import CostModel
 from .fairness import Fairness
 from .kv import KVManager
 from .plan import BuiltStep, Chunk, StepPlan, build, row_init
+from .preemption import Preemption
 from .rows import Index, Rows
 from .sequence import Sequence
 from .slo import MARGIN
 from .stats import Counters
 from .waiting import WaitingQueue
-from .yielding import LOOK_AGAIN, PATIENCE, who_yields
 
 #: With no stream running, a step may take so many times the stall bound: long enough to lose nothing by the cut, short
 #: enough that an abort or a newcomer is not kept waiting on a slow machine.
@@ -29,7 +29,8 @@ class Scheduler:
     """Plans steps over the running rows and the waiting queue.
 
     1. Every decoding row rides in every step; who finds no block makes another give way.
-    2. Where no place is free for the queue's head, somebody who holds more than their share of the places yields one.
+    2. Where no place is free for the queue's head, somebody who holds more than their share, or has had a turn, yields
+       one (``preemption.py``).
     3. What is left of the step, in tokens and in time, goes to prompts: those running and the head of the queue, in
        the order of priority, the preempted, the user's counter, arrival. A head that does not fit stops admission, so
        nobody overtakes it; with nothing running it always fits.
@@ -53,9 +54,9 @@ class Scheduler:
         self.cost = CostModel(config.max_stall_ms / 1000 / min(256, config.max_num_batched_tokens))
         self.counters = Counters()
         self.clock = clock
-        self.out_of_room: list[Sequence] = []  # to be ended: nothing in flight, and no room for more
+        self._preemption = Preemption(self.kv, self.queue, self.counters, clock)
+        self.out_of_room = self._preemption.out_of_room  # to be ended: nothing in flight, and no room for more
         self.num_unstarted = 0  # requests of which nothing has run yet
-        self._look_at = 0.0  # when somebody who makes way is looked for again
         self._step_id = 0
         self._plan = StepPlan(self.rows.decoding())
 
@@ -77,8 +78,8 @@ class Scheduler:
         plan = StepPlan(self.rows.decoding())
         if self._gathers(plan.decodes):
             return None
-        self._make_room(plan)
-        self._make_way(plan)
+        self._preemption.make_room(plan)
+        self._preemption.make_way(plan)
         self._read_prompts(plan)
         if not plan.num_seqs:
             return None
@@ -127,61 +128,6 @@ class Scheduler:
         if not rows.num_masked or not len(decodes) or len(self.queue) or not rows.masked[decodes].all():
             return False
         return bool((rows.masked & (rows.tokens > rows.known)).any()) and not len(rows.reading())
-
-    def _make_room(self, plan: StepPlan) -> None:
-        """A block for each decoding row that needs one; drops from the plan the rows that had to give way."""
-        rows = self.rows
-        need = plan.decodes[rows.computed[plan.decodes] >= rows.num_blocks[plan.decodes] * self.block_size]
-        for row in need.tolist():
-            seq = rows.seqs[row]
-            while seq is not None and seq.row == row and rows.tokens[row] < rows.limit[row]:
-                if self.kv.grow(seq):
-                    break
-                self._give_way(seq, plan)
-        if len(need):
-            plan.decodes = rows.decoding()
-
-    def _give_way(self, seq: Sequence, plan: StepPlan) -> None:
-        """Free some block for ``seq``: preempt the lowest class's cheapest to restore, the latest among equals."""
-        running = self.rows.running()
-        if len(running) == 1:
-            self._cap(seq)
-            return
-        victim = min(running, key=lambda s: (-s.priority, self.kv.restore_cost(s), -s.order))
-        self._preempt(victim, plan)
-        victim.num_preemptions += 1
-        self.queue.push_preempted(victim)
-
-    def _make_way(self, plan: StepPlan) -> None:
-        """Take a place from who holds too many for a newcomer who has waited. It takes it in the next step."""
-        rows, now = self.rows, self.clock()
-        head = None if plan.preempted or now < self._look_at else self.queue.head()
-        if head is None or head.num_admissions or now - head.group.arrived < PATIENCE:
-            return
-        if rows.num_free and head.blocked is None:
-            return
-        ending = (rows.tokens >= rows.limit) & rows.active
-        victim = None if ending.any() else who_yields(head, rows.running(), self.kv.restore_cost)
-        if victim is None:
-            self._look_at = now + LOOK_AGAIN
-            return
-        self._preempt(victim, plan)
-        self.queue.push_front(victim)
-        plan.decodes = rows.decoding()
-
-    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
-        self.kv.release(victim)
-        victim.account.running -= 1
-        victim.blocked = None
-        self.counters.preemptions += 1
-        plan.preempted += 1
-
-    def _cap(self, seq: Sequence) -> None:
-        """Alone and out of blocks: it ends with what it has, at once or when its tokens in flight arrive."""
-        seq.limit = int(self.rows.tokens[seq.row])
-        self.rows.limit[seq.row] = seq.limit
-        if len(seq.tokens) == seq.limit:
-            self.out_of_room.append(seq)
 
     def _read_prompts(self, plan: StepPlan) -> None:
         budget = self._chunk_budget(plan.decodes)

@@ -64,6 +64,7 @@ class Sequence:
     num_pending: int = 0  # tokens in flight of a preempted sequence
     num_preemptions: int = 0
     num_admissions: int = 0  # times it entered a row: what a step tells of it belongs to one of them
+    gave_way: float = 0.0  # seconds, the engine's clock: when it last lost its row
     settled: bool = False  # a step with it was submitted since it entered its row: what it shares is, or will be, there
     reported: bool = False  # its first output was handed out
     finish_reason: FinishReason | None = None

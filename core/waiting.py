@@ -12,6 +12,8 @@ from .sequence import Sequence
 
 #: Of so many admissions from a user's line, one at least is of those who are late, if there are any.
 LATE_EVERY = 8
+#: Of so many admissions in a class, one at least is of those that had begun, if there are any.
+BEGUN_EVERY = 32
 
 
 #: A user's place among those of one class: the counter, the head's order of arrival, the user.
@@ -61,9 +63,14 @@ class _Class:
 
     The user with the least counter is found by a heap that is put right where it is looked at: counters only rise, so
     an entry that has become wrong stands too near the top, never too far from it.
+
+    ``begun`` are those at the heads of their users' lines that had begun, the longest waiting first: new users, each
+    with the least counter, may come without end, but only ``BEGUN_EVERY`` - 1 in a row go before the first of them.
     """
 
     preempted: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
+    begun: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
+    passed: int = 0  # times in a row that the first of ``begun`` was passed
     users: dict[str, _Line] = field(default_factory=dict)
     heap: list[_Entry] = field(default_factory=list)
 
@@ -73,8 +80,32 @@ class _Class:
         heappush(self.heap, line.entry)
 
     def head(self, is_late: Callable[[Sequence], bool] | None) -> Sequence | None:
-        if self.preempted:
-            return next(iter(self.preempted))
+        if self.passed >= BEGUN_EVERY - 1:
+            return next(iter(self.begun))
+        least = self._least(is_late)
+        if not self.preempted:
+            return least
+        first = min(self.preempted, key=_places_held)
+        return least if least is not None and first.account.owes(least.account) else first
+
+    def remove(self, seq: Sequence) -> bool:
+        """Returns whether it was one of the preempted."""
+        if self.begun and seq is not next(iter(self.begun)):
+            self.passed += 1
+        else:
+            self.passed = 0
+        self.begun.pop(seq, None)
+        if seq in self.preempted:
+            del self.preempted[seq]
+            return True
+        line = self.users[seq.account.user]
+        line.remove(seq)
+        if not line:
+            del self.users[seq.account.user]
+        return False
+
+    def _least(self, is_late: Callable[[Sequence], bool] | None) -> Sequence | None:
+        """The head of the line of the user with the least counter."""
         heap = self.heap
         while heap:
             entry = heap[0]
@@ -91,9 +122,18 @@ class _Class:
         return None
 
 
+def _places_held(seq: Sequence) -> float:
+    return seq.account.running / seq.account.weight
+
+
 class WaitingQueue:
-    """Everything that waits. Classes by priority (lower first); within one the preempted, oldest first, then the head
-    of the user with the least counter; each user's own line has an order of its own."""
+    """Everything that waits. Classes by priority (lower first); within one the preempted, then the head of the user
+    with the least counter; each user's own line has an order of its own.
+
+    Of the preempted those go first whose user holds the fewest places for their weight, of equals the oldest. They let
+    a newcomer past whose user they owe a place (``Account.owes``): one user's long answers, which push each other out
+    of the cache, keep nobody else waiting. Whose user holds nothing lets nobody past, so nobody waits for ever.
+    """
 
     def __init__(self, fairness: Fairness, is_late: Callable[[Sequence], bool] | None = None) -> None:
         """``is_late``: whether a sequence can't have its first token in time any more; None: nobody is ever late."""
@@ -128,15 +168,16 @@ class WaitingQueue:
             self._class(seq).place(line, seq)
 
     def push_front(self, seq: Sequence) -> None:
-        """At the head of its user's line: a sibling of a request that already runs."""
+        """At the head of its user's line: it made way, or is a sibling of a request that already runs."""
         self._join(seq, new=False)
+        self._class(seq).begun[seq] = None
         line = self._line(seq)
         line.timely[seq] = None
         line.timely.move_to_end(seq, last=False)
         self._class(seq).place(line, seq)
 
     def push_preempted(self, seq: Sequence) -> None:
-        """Before all others of its class but those preempted before it that arrived earlier."""
+        """Before all others of its class but the preempted that arrived earlier, and whom they let past."""
         self._join(seq, new=False, preempted=True)
         preempted = self._class(seq).preempted
         preempted[seq] = None
@@ -152,14 +193,7 @@ class WaitingQueue:
     def remove(self, seq: Sequence) -> None:
         """``seq`` is admitted, or ended while it waited."""
         cls = self._classes[seq.priority]
-        preempted = seq in cls.preempted
-        if preempted:
-            del cls.preempted[seq]
-        else:
-            line = cls.users[seq.account.user]
-            line.remove(seq)
-            if not line:
-                del cls.users[seq.account.user]
+        preempted = cls.remove(seq)
         if not cls.preempted and not cls.users:
             del self._classes[seq.priority]
         self._length -= 1

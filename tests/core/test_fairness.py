@@ -16,7 +16,7 @@ from bireme.core.engine import Engine
 from bireme.core.fairness import MAX_IDLE_ACCOUNTS, Fairness
 from bireme.core.request import QueueFullError, Request, SamplingParams
 from bireme.core.sequence import Group, Sequence
-from bireme.core.waiting import WaitingQueue
+from bireme.core.waiting import BEGUN_EVERY, WaitingQueue
 
 ROWS, LONGEST = 4, 64
 
@@ -187,29 +187,79 @@ def test_one_that_gave_way_lends_nobody_the_credit_of_its_user() -> None:
     sim.finish()
 
 
+class PlainQueue:
+    """One class of the queue, by plain search."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Account, list[Sequence]] = {}
+        self.preempted: list[Sequence] = []
+        self.begun: list[Sequence] = []
+        self.passed = 0
+
+    def join(self, seq: Sequence, how: str) -> None:
+        if how == "push_preempted":
+            self.preempted.append(seq)
+            return
+        line = self.lines.setdefault(seq.account, [])
+        line.insert(0 if how == "push_front" else len(line), seq)
+        if how == "push_front":
+            self.begun.append(seq)
+
+    def waiting(self) -> list[Sequence]:
+        return [*self.preempted, *(seq for line in self.lines.values() for seq in line)]
+
+    def remove(self, seq: Sequence) -> None:
+        self.passed = self.passed + 1 if self.begun and seq is not self.begun[0] else 0
+        for where in (self.preempted, self.begun, self.lines.get(seq.account, [])):
+            if seq in where:
+                where.remove(seq)
+        if not self.lines.get(seq.account, [seq]):
+            del self.lines[seq.account]
+
+    def may_be_first(self) -> list[Sequence]:
+        """Users with the same counter are equal here."""
+        if self.passed >= BEGUN_EVERY - 1:
+            return self.begun[:1]
+        counter = min((account.counter for account in self.lines), default=0.0)
+        least = [line[0] for account, line in self.lines.items() if account.counter == counter]
+        if not self.preempted:
+            return least
+        first = min(self.preempted, key=lambda seq: (seq.account.running / seq.account.weight, seq.order))
+        passing = [seq for seq in least if first.account.owes(seq.account)]
+        return passing + [first] * (len(passing) < len(least) or not least)
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_the_head_is_that_of_the_least_counter(seed: int) -> None:
-    """Against a plain search, whoever joins, leaves, is charged or is passed by a sibling; and nothing piles up."""
+def test_the_head_is_who_a_plain_search_finds(seed: int) -> None:
+    """Whoever joins in whichever way, leaves, is charged or is passed; and nothing piles up."""
     rng = random.Random(seed)
     fairness = Fairness()
     queue = WaitingQueue(fairness)
-    waiting: list[Sequence] = []
+    plain = {0: PlainQueue(), 1: PlainQueue()}
+    ways = ["push", "push", "push", "push_front", "push_preempted"]
+    seen = set()
     for order in range(4000):
         account = fairness.account(f"u{rng.randrange(30)}")
+        waiting = [seq for cls in plain.values() for seq in cls.waiting()]
         if len(waiting) < 40:
             seq = waiting_sequence(account, order, rng.choice([0, 0, 1]))
-            (queue.push if rng.random() < 0.8 else queue.push_front)(seq)
-            waiting.append(seq)
+            how = rng.choice(ways)
+            getattr(queue, how)(seq)
+            plain[seq.priority].join(seq, how)
         account.charge(rng.randrange(3))
-        while waiting and rng.random() < 0.45:
-            best = min(seq.priority for seq in waiting)
-            least = min(seq.account.counter for seq in waiting if seq.priority == best)
-            head = queue.head()
-            assert head is not None and (head.priority, head.account.counter) == (best, least)
+        account.running, account.weight = rng.randrange(5), rng.choice([0.5, 1.0, 2.0])
+        while (waiting := [seq for cls in plain.values() for seq in cls.waiting()]) and rng.random() < 0.45:
+            cls = plain[min(seq.priority for seq in waiting)]
+            head, expected = queue.head(), cls.may_be_first()
+            assert head in expected
+            seen.add("begun" if expected == cls.begun[:1] else "preempted" if head in cls.preempted else "other")
             leaving = head if rng.random() < 0.7 else rng.choice(waiting)
+            assert leaving is not None
             queue.remove(leaving)
-            waiting.remove(leaving)
+            plain[leaving.priority].remove(leaving)
         assert len(queue) == len(waiting) and (queue.head() is None) is (not waiting)
+        assert set(queue.preempted()) == {seq for cls in plain.values() for seq in cls.preempted}
+    assert seen == {"begun", "preempted", "other"}
     assert sum(len(cls.heap) for cls in queue._classes.values()) < 200
 
 
