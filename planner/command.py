@@ -46,7 +46,7 @@ def plan(
     """Say what fits: weights, KV cache and buffers against a memory, and what would change it. Reads no weights."""
     from .chips import find_chip
     from .open import open_shape
-    from .request import PlanRequest, make_plan, typed_shape
+    from .request import PlanRequest, budget, make_plan, typed_shape
     from .show import render
     from .speed import speeds
 
@@ -55,6 +55,8 @@ def plan(
             raise ValueError("name a MODEL, or give --layers, --kv-heads and --head-dim: one of the two")
         shape = typed_shape(layers, kv_heads, head_dim, window, global_every) if model is None else open_shape(model)
         named = find_chip(chip) if chip else None
+        if memory is not None:
+            budget(memory)
         memory = f"{named.memory_gb:g}GB" if named and memory is None else memory
         held = (memory, weights, buffers)
         asked = PlanRequest(

@@ -39,12 +39,11 @@ def shape_from_config(config: Mapping[str, Any], source: str, weights: Weights |
     keys = _completed(Settings(inner, source))
     num_layers = keys.integer("num_hidden_layers", most=MAX_LAYERS)
     try:
-        kinds = layer_kinds(keys.values, num_layers)
-        tokens = window(keys.values)
-        if tokens is None and "sliding" in kinds:  # a list of layer kinds is a switch of its own
-            tokens = keys.integer("sliding_window")
+        kinds, tokens = layer_kinds(keys.values, num_layers), window(keys.values)
     except ValueError as error:
-        raise keys.fail("layer_types", str(error)) from None
+        raise CheckpointError(f"{source}: {error}") from None
+    if tokens is None and "sliding" in kinds:  # a list of layer kinds is a switch of its own
+        tokens = keys.integer("sliding_window")
     elements, state = _elements(keys), state_bytes(inner)
     layers = tuple(_layer(kind, elements, tokens, state) for kind in kinds)
     experts = _experts(keys, num_layers)

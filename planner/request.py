@@ -16,7 +16,7 @@ from .tensor_parallel import SHARING, share_of
 
 #: Names, in either format, of what Bireme runs.
 _RUNS = frozenset((*hf_config.ARCHITECTURES, *gguf_config.ARCHITECTURES, *gemma.MODEL_TYPES))
-#: A memory below this is a unit that was left out.
+#: A memory below this, without a unit, is one that was left out.
 _LEAST_MEMORY = 1 << 20
 
 
@@ -93,7 +93,7 @@ def make_plan(shape: ModelShape, asked: PlanRequest) -> Plan:
         kv_cache_dtype=dtype,
         weight_bytes=model.weights.total_bytes,
         buffer_bytes=buffers if asked.buffers is None else _size("buffers", asked.buffers),
-        memory_bytes=None if asked.memory is None else budget(asked.memory),
+        memory_bytes=None if asked.memory is None else _size("memory", asked.memory),
     )
 
 
@@ -121,13 +121,13 @@ def _noted(model: ModelShape, device: str) -> ModelShape:
 
 
 def budget(text: str) -> int:
-    """A memory in bytes.
+    """A memory that somebody typed, in bytes.
 
     Raises:
         ValueError: no size, or one that lacks its unit.
     """
     size = _size("memory", text)
-    if size < _LEAST_MEMORY:
+    if size < _LEAST_MEMORY and text.strip().isdecimal():
         raise ValueError(f"memory: {text!r} is {size:,} bytes; write the unit too, as in 16GB or 24GiB")
     return size
 

@@ -65,7 +65,9 @@ def _verdict(plan: Plan) -> str:
     if plan.weight_bytes or plan.buffer_bytes:
         line += "\n W weights, B buffers, K KV cache"
     used = f"{decimal_text(plan.total_bytes)} of {decimal_text(budget)}"
-    return f"{line}\n{used}: {word}. The memory holds {pool:,} tokens in all."
+    windows = any(layer.window for layer in plan.model.layers)
+    every = ", where every layer keeps them all" if windows else " in all"
+    return f"{line}\n{used}: {word}. The memory holds {pool:,} tokens{every}."
 
 
 def _levers(plan: Plan) -> str:

@@ -192,6 +192,26 @@ def test_what_bireme_does_not_run_is_said(tmp_path: Path) -> None:
     assert not [note for note in run(str(config))["notes"] if "Bireme has no" in note]
 
 
+def test_a_bad_key_is_named_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    shape = {"model_type": "gemma2", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    for wrong, said in (
+        ({"sliding_window": -4}, "sliding_window is -4; wanted: a whole number of tokens"),
+        ({"layer_types": ["sliding_attention"] * 2}, "missing sliding_window"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries; num_hidden_layers is 2"),
+    ):
+        path.write_text(json.dumps(shape | wrong), encoding="utf-8")
+        result = CliRunner().invoke(app, ["plan", str(path)])
+        assert result.exit_code == 2 and result.stderr == f"bireme: {path}: {said}\n"
+
+
+def test_windows_make_the_pool_a_matter_of_layers() -> None:
+    for window, said in ((None, "tokens in all."), (1024, "tokens, where every layer keeps them all.")):
+        assert said in render(
+            make_plan(typed_shape(6, 8, 128, window, 6 if window else None), PlanRequest(memory="1MB"))
+        )
+
+
 def test_unknown_kinds_of_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="layer_types names 'quantum'"):
         layer_kinds({"layer_types": ["quantum"]}, 1)
