@@ -7,7 +7,7 @@ for each sequence the engine takes a ``Matcher`` from it, tells it every token, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,20 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What a sequence's text must match, from its first character to its last."""
+    """What a sequence's text must match, from its first character to its last.
+
+    Raises ``ValueError`` for a kind that there isn't.
+    """
 
     kind: GrammarKind
     text: str  # the schema or the list of choices as JSON, the expression, or a Lark or GBNF grammar's own text
     before: str = ""  # Lark: what may stand before it, e.g. reasoning; its first rule is ``before``
     instead: str = ""  # Lark: what may stand in its place, e.g. a call; its first rule is ``start``
     field: str = field(default="grammar", compare=False)  # of a request's body, that errors about it name
+
+    def __post_init__(self) -> None:
+        if self.kind not in (kinds := get_args(GrammarKind)):
+            raise ValueError(f"a grammar's kind is {self.kind!r}; it must be one of {', '.join(kinds)}")
 
 
 class Matcher(Protocol):

@@ -99,7 +99,12 @@ def _schema(text: str) -> str:
 
 
 def _choice(text: str) -> str:
-    choices = json.loads(text)
+    try:
+        choices = json.loads(text)
+    except ValueError:
+        choices = None
+    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
+        raise ValueError('choices are a list of strings, written as JSON: ["yes", "no"]')
     if not choices:
         raise ValueError("there are none to choose from")
     return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in choices))

@@ -46,6 +46,11 @@ def test_the_least_lately_used_is_forgotten(compiler: GrammarCompiler) -> None:
     assert compiler.compile(GrammarSpec("regex", "first")) is not first
 
 
+def test_a_kind_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="'xml'; it must be one of json_schema, regex, choice, grammar"):
+        GrammarSpec("xml", "x")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -58,6 +63,8 @@ def test_the_least_lately_used_is_forgotten(compiler: GrammarCompiler) -> None:
         (GrammarSpec("grammar", "root ::= ("), "Expected"),
         (GrammarSpec("grammar", "start: start"), "nothing"),
         (GrammarSpec("choice", "[]"), "none"),
+        (GrammarSpec("choice", "yes"), "a list of strings"),
+        (GrammarSpec("choice", "[1, 2]"), "a list of strings"),
     ],
 )
 def test_what_can_not_be_compiled_is_an_error_with_a_reason(
