@@ -30,14 +30,15 @@ from .ask import Prompt
 from .closed_level import closed_level
 from .machine import describe
 from .mlx_folder import float32_folder
+from .peers_options import LLAMA, LLAMA_Q4_0, MLX_LM, OURS, TRANSFORMERS, parser
 from .peers_page import peers_page
 from .peers_text import Measured, duration, markdown, paired
 from .requantise import requantised
+from .results import warnings
 from .serve_options import check_outputs
 from .servers import Server, start_bireme, start_llama, start_mlx_lm, start_transformers
 from .text import PromptMaker, load_tokenizer
 
-OURS, LLAMA, LLAMA_Q4_0, MLX_LM, TRANSFORMERS = "bireme", "llama.cpp", "llama.cpp Q4_0", "mlx-lm", "transformers"
 TEXT_ONLY = (MLX_LM, TRANSFORMERS)  # they take no token ids, and read the float32 folder
 REQUESTS = {1: 6, 4: 16, 8: 24, 16: 32}  # per phase and round; others: twice the concurrency
 
@@ -54,7 +55,7 @@ class Phase:
 
 def main() -> int:
     """Measure as asked. Returns the exit code: 1 if a server did not come up or requests failed, 130 after Ctrl-C."""
-    asked = _parser().parse_args()
+    asked = parser(__doc__ or "").parse_args()
     try:
         return _run(asked)
     except KeyboardInterrupt:
@@ -84,15 +85,13 @@ def _run(asked: argparse.Namespace) -> int:
             for server in servers:
                 server.stop()
     commands = {server.label: " ".join(server.command[1:]) for server in servers}
+    notes = ["INTERRUPTED: only what every server has ended is shown"] if interrupted else []
+    notes += [f"{row.server}, {row.phase}: {note}" for row in measured for note in warnings([row.level])]
     about = {"machine": machine, "commands": commands, "memory_bytes": memory, "options": vars(asked)}
-    _report(asked, measured, about | {"interrupted": interrupted})
-    failed = [f"{row.server}, {row.phase}: {row.level.failed_line()}" for row in measured if row.level.failures]
-    for line in failed:
-        _say(line)
+    _report(asked, measured, about | {"interrupted": interrupted, "notes": list(dict.fromkeys(notes))})
     if interrupted:
-        _say("WARNING: INTERRUPTED: only what every server has ended is shown")
         return EXIT_INTERRUPTED
-    return EXIT_FAILED if failed else 0
+    return EXIT_FAILED if any(row.level.failures for row in measured) else 0
 
 
 def _measure(rounds: Sequence[Sequence[Phase]], servers: Sequence[Server]) -> tuple[list[Measured], bool]:
@@ -111,56 +110,21 @@ def _measure(rounds: Sequence[Sequence[Phase]], servers: Sequence[Server]) -> tu
 
 
 def _report(asked: argparse.Namespace, measured: Sequence[Measured], about: dict[str, Any]) -> None:
-    """Print the tables, and write the record and the page where they were asked for."""
+    """Print the tables and what must be known of them, and write the record and the page where they were asked for."""
     ratios = paired(measured, OURS)
     print(markdown(about["machine"], measured, _titles(asked), about["memory_bytes"], OURS))
     print("\n" + ratios)
+    for note in about["notes"]:
+        _say(f"WARNING: {note}")
+    for row in measured:
+        if row.level.failures:
+            _say(f"{row.server}, {row.phase}: {row.level.failed_line()}")
     if asked.json:
         rows = [asdict(row) | {"level": row.level.as_dict()} for row in measured]
         asked.json.write_text(json.dumps(about | {"measured": rows}, indent=1, default=str), encoding="utf-8")
     if asked.html:
         asked.html.write_text(peers_page(measured, OURS, ratios, about), encoding="utf-8")
         _say(f"report: {asked.html.absolute()}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bireme.bench.peers", description=__doc__)
-    parser.add_argument("--model", default="demo", help="as for `bireme serve`; llama.cpp needs a GGUF file")
-    parser.add_argument("--device", default="cpu", help="our device; llama.cpp runs on the CPU")
-    parser.add_argument("--threads", type=_count, default=_cores(), help="of each server (default: the cores)")
-    parser.add_argument("--concurrency", type=_count, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--prompt-tokens", type=_count, default=200)
-    parser.add_argument("--output-tokens", type=_count, default=64)
-    parser.add_argument(
-        "--prefix-tokens", type=_count_or_none, default=1000, help="of the shared prefix; 0: leave that table out"
-    )
-    parser.add_argument("--rounds", type=_count, default=2)
-    peers = [LLAMA, LLAMA_Q4_0, MLX_LM, TRANSFORMERS]
-    parser.add_argument("--peers", nargs="*", choices=peers, default=peers[:2])
-    parser.add_argument("--html", type=_path, default="bench-peers.html", help="the report; '': none")
-    parser.add_argument("--json", type=_path, help="also write everything measured to this file")
-    return parser
-
-
-def _count(text: str, least: int = 1) -> int:
-    value = int(text) if text.strip().isdecimal() else -1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
-    return value
-
-
-def _count_or_none(text: str) -> int:
-    return _count(text, 0)
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
-
-
-def _cores() -> int:
-    from ..backends.select import usable_cores
-
-    return usable_cores()
 
 
 def _titles(asked: argparse.Namespace) -> dict[str, str]:

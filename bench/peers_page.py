@@ -29,6 +29,7 @@ def peers_page(measured: Sequence[Measured], ours: str, ratios: str, about: dict
     parts = [f"<h1>{escape(title)}</h1>"]
     if about["interrupted"]:
         parts.append('<p class="failed">INTERRUPTED: only what every server has ended is shown</p>')
+    parts += [f'<p class="failed">{escape(note)}</p>' for note in about.get("notes", ())]
     failed = [f"{row.server}, {row.phase}: {row.level.failed_line()}" for row in measured if row.level.failures]
     parts += [f'<p class="failed">{escape(text)}</p>' for text in failed]
     for phase in dict.fromkeys(row.phase for row in measured):

@@ -11,17 +11,22 @@ _EVERY = 0.01  # seconds between beats
 
 
 class Pulse:
-    """Beats while its block runs: ``async with Pulse() as pulse: ...``, and then knows how late the beats came."""
+    """Beats while its block runs: ``async with Pulse() as pulse: ...``, and then knows how late the beats came, and
+    ``busy``, the share of one core that this process used meanwhile."""
 
     def __init__(self) -> None:
+        self.busy = 0.0
         self._late: list[float] = []
         self._task: asyncio.Task[None] | None = None
+        self._began = self._used = 0.0
 
     async def __aenter__(self) -> Pulse:
+        self._began, self._used = time.perf_counter(), time.process_time()
         self._task = asyncio.create_task(self._beat())
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self.busy = (time.process_time() - self._used) / max(1e-9, time.perf_counter() - self._began)
         if self._task is not None:
             self._task.cancel()
 

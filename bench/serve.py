@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -78,8 +77,7 @@ class Runner:
 
         if self.number == 1 and plan.warmups:
             await self._warm_up(plan.warmups)
-        unfinished, cpu, start = 0, time.process_time(), time.perf_counter()
-        pulse = Pulse()
+        unfinished, pulse = 0, Pulse()
         try:
             async with pulse:
                 await self._put(load, drawn, note)
@@ -88,8 +86,7 @@ class Runner:
                 raise
             self.interrupted = True
             unfinished = total - len(samples) - sum(sample.unasked for sample in samples)
-        busy = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - start)
-        return summarise(samples, load, plan.objective, busy, pulse.late_ms(), unfinished)
+        return summarise(samples, load, plan.objective, pulse.busy, pulse.late_ms(), unfinished)
 
     async def _put(self, load: Load, drawn: Drawn, note: OnSample) -> None:
         if load.loop == "closed":

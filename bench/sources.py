@@ -22,7 +22,7 @@ class Source(Protocol):
     """Makes prompts of about so many tokens."""
 
     def draw(self, rng: random.Random, tokens: int) -> Content:
-        """A stretch that begins unlike any other."""
+        """A stretch behind a beginning drawn at random, so that a prefix cache holds next to nothing of it."""
         ...
 
     def empty(self) -> Content: ...
@@ -43,7 +43,7 @@ class WordSource:
         count = max(1, round(tokens / self.tokens_per_word))
         start = rng.randrange(len(self._words))
         words = [self._words[(start + i) % len(self._words)] for i in range(count)]
-        words[0] = "".join(rng.choice("BCDFGHJKLMNPQRSTVWXZ") for _ in range(3))  # no two begin alike
+        words[0] = "".join(rng.choice("BCDFGHJKLMNPQRSTVWXZ") for _ in range(3))  # hardly two begin alike
         return " ".join(words) + " "
 
     def empty(self) -> Content:

@@ -14,7 +14,7 @@ from bireme.bench.ask import Sample
 from bireme.bench.http import PacedBackend
 from bireme.bench.level import Load
 from bireme.bench.machine import describe
-from bireme.bench.peers import OURS
+from bireme.bench.peers_options import OURS
 from bireme.bench.peers_page import peers_page
 from bireme.bench.peers_text import Measured, paired
 from bireme.bench.summary import summarise

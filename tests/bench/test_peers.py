@@ -18,6 +18,7 @@ from fake_sse import DONE, HEAD, serving, text, usage
 
 from bireme.bench import peers
 from bireme.bench.ask import Target
+from bireme.bench.peers_options import LLAMA, OURS
 
 
 @dataclass
@@ -55,7 +56,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, model: Path, folder: Path, stop_at
 
     record, page = folder / "peers.json", folder / "peers.html"
     with serving(answer) as url:
-        both = [Standing(label, Target(url, "m")) for label in (peers.OURS, peers.LLAMA)]
+        both = [Standing(label, Target(url, "m")) for label in (OURS, LLAMA)]
         monkeypatch.setattr(peers, "_start", lambda *given: both)
         sizes = ["--concurrency", "1", "--prefix-tokens", "20", "--prompt-tokens", "9", "--output-tokens", "2"]
         given = ["--model", str(model), "--rounds", "3", "--json", str(record), "--html", str(page), *sizes]
@@ -73,6 +74,15 @@ def test_a_report_from_one_command(
     assert len(record["measured"]) == 12 and "llama.cpp, 8 at once, round 3" in page
     shown = capsys.readouterr()
     assert "bireme over llama.cpp" in shown.out and "3 rounds)" in shown.out and "FAILED" not in shown.err
+
+
+def test_a_report_says_when_the_generator_was_late(
+    monkeypatch: pytest.MonkeyPatch, demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bireme.bench.results.LATE_MS", -1.0)
+    code, record, page = measured(monkeypatch, demo_model, tmp_path)
+    assert code == 0 and "WARNING: llama.cpp, shared: 8 at once: the load generator ran" in capsys.readouterr().err
+    assert record["notes"] and "llama.cpp, distinct: 1 at once: the load generator ran" in page
 
 
 def test_after_ctrl_c_what_all_servers_ended_is_kept(
