@@ -41,7 +41,7 @@ def run(
     keep_history: Annotated[bool, typer.Option("--history/--no-history", help="Keep what is typed.")] = True,
     url: Annotated[str | None, _option(_SERVER, "Chat with the server there.")] = None,
     port: Annotated[
-        int, _option(_SERVER, "A server here on this port that has MODEL is used.", min=1, max=65535)
+        int, _option(_SERVER, "Port of this machine where a server that has MODEL is looked for.", min=1, max=65535)
     ] = 8000,
     api_key: Annotated[
         str | None, _option(_SERVER, "The server's key.", envvar=f"{ENV_PREFIX}_API_KEY", show_envvar=True)

@@ -106,6 +106,9 @@ def test_the_unit_says_what_the_server_does() -> None:
     service = unit()["Service"]
     assert service["Type"] == "notify" and int(service["WatchdogSec"]) > 60  # --watchdog-s notices first
     assert "serve --config /etc/bireme/bireme.toml" in service["ExecStart"]
+    text = (DEPLOY / "bireme.service").read_text()
+    caches = re.findall(r"^Environment=(\w+)=/var/cache/bireme(?:/|$)", text, re.MULTILINE)
+    assert caches == ["BIREME_CACHE", "HF_HOME", "TRITON_CACHE_DIR"]  # whatever is fetched or compiled
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
@@ -132,6 +135,11 @@ def test_the_variables_of_the_container_are_options() -> None:
     for name in ("Dockerfile", "compose.yaml"):
         used = set(re.findall(r"\bBIREME_[A-Z_]+", (DEPLOY / name).read_text()))
         assert used and used <= known
+
+
+def test_keys_stay_out_of_the_container() -> None:
+    """Of what `docs/deploy.md` has people write keys into, nothing is sent to the build."""
+    assert {"**/.env", "**/bireme.toml", ".git"} <= set((DEPLOY / "Dockerfile.dockerignore").read_text().splitlines())
 
 
 def test_the_container_runs_as_nobody_in_particular() -> None:
