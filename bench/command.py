@@ -176,8 +176,10 @@ def simulate(
     tensor_parallel: options.TensorParallel = 1,
     replicas: Annotated[int, typer.Option(help="So many servers of their own, each with the whole model.", min=1)] = 1,
     routing: Annotated[str, typer.Option(help="Which replica: turns, or prefix (prompts that begin alike).")] = "turns",
-    efficiency: Annotated[float, typer.Option(help="Share of the published figures reached.", min=0.01, max=1)] = 0.7,
-    overhead_ms: Annotated[float, typer.Option(help="Fixed cost of a step.", min=0)] = 0.5,
+    efficiency: Annotated[
+        float | None, typer.Option(help="Share of the published figures reached. Default: 0.7.", min=0.01, max=1)
+    ] = None,
+    overhead_ms: Annotated[float | None, typer.Option(help="Fixed cost of a step. Default: 0.5.", min=0)] = None,
     fit: Annotated[Path | None, typer.Option(help="Cost model out of a JSON of `bench serve`.")] = None,
     front_ms: Annotated[
         float | None, typer.Option(help="HTTP side per request, one by one. Default: fitted, or 0.", min=0)

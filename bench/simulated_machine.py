@@ -21,8 +21,8 @@ from .traffic_options import Options
 
 _RESERVE = 0.9  # share of a chip's memory that a server may plan for
 _USUAL_LEN = 32768  # where nothing says how long a context may be
-#: What ``--fit`` leaves nothing to say of: the option, and its value where it is not given.
-_OF_ROOFLINES = {"efficiency": 0.7, "overhead_ms": 0.5, "tensor_parallel": 1}
+#: Of a roofline where nothing is said: the share of the published figures reached, and a step's fixed milliseconds.
+EFFICIENCY, OVERHEAD_MS = 0.7, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,16 @@ def simulated_machine(options: Options, shape: ModelShape, config: EngineConfig)
     """The machine that ``options`` ask for, with ``shape`` on it.
 
     Raises:
-        ValueError: the model doesn't fit, or options that say nothing together.
+        ValueError: the model doesn't fit, or options that say nothing, or nothing together.
     """
-    tokens = _pool_tokens(options, shape, config)
+    for name in ("overhead_ms", "front_ms"):
+        if options[name] == float("inf"):
+            raise ValueError(f"{name.replace('_', '-')} is inf; it must be a number of milliseconds")
     limits = [length for length in (options["max_model_len"], shape.max_position) if length]
+    most = min(limits, default=_USUAL_LEN)
+    tokens = min(_pool_tokens(options, shape, config), most * config.max_num_seqs)  # as a server's pool
     made = _fitted if options["fit"] else _on_chip
-    found = made(options, shape, tokens, min(limits, default=_USUAL_LEN))
+    found = made(options, shape, tokens, most)
     machine, basis = found.machine, found.basis
     if machine.front:
         basis += f", {machine.front * 1e3:.1f} ms of HTTP a request"
@@ -78,18 +82,22 @@ def _per_token(options: Options, shape: ModelShape) -> int:
 
 
 def _on_chip(options: Options, shape: ModelShape, tokens: int, most: int) -> Simulated:
-    chip, devices, overhead = find_chip(options["chip"]), options["tensor_parallel"], options["overhead_ms"]
+    devices = options["tensor_parallel"]
+    efficiency = EFFICIENCY if options["efficiency"] is None else options["efficiency"]
+    overhead = OVERHEAD_MS if options["overhead_ms"] is None else options["overhead_ms"]
     share, per_token = share_of(shape, devices), _per_token(options, shape)
-    roof = Roofline(chip, share, per_token, options["efficiency"], overhead / 1e3, devices)
+    roof = Roofline(find_chip(options["chip"]), share, per_token, efficiency, overhead / 1e3, devices)
     name = options["chip"] if devices == 1 else f"{devices} x {options['chip']}"
-    basis = f"a roofline of {name} at {options['efficiency']:.0%} and {overhead:g} ms a step"
+    basis = f"a roofline of {name} at {efficiency:.0%} and {overhead:g} ms a step"
     return Simulated(Machine(roof.seconds, tokens, most, (options["front_ms"] or 0.0) / 1e3), basis)
 
 
 def _fitted(options: Options, shape: ModelShape, tokens: int, most: int) -> Simulated:
-    for name, usual in _OF_ROOFLINES.items():
-        if options[name] != usual:
-            raise ValueError(f"--fit has the step times of what was measured; leave out --{name.replace('_', '-')}")
+    for name, given in (("efficiency", options["efficiency"]), ("overhead-ms", options["overhead_ms"])):
+        if given is not None:
+            raise ValueError(f"--fit has the step times of what was measured; leave out --{name}")
+    if options["tensor_parallel"] > 1:
+        raise ValueError("--fit has the step times of what was measured; leave out --tensor-parallel")
     run = read_run(Path(options["fit"]))
     cost = fit_run(run)
     front = fit_front(run, cost) if options["front_ms"] is None else options["front_ms"] / 1e3

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..core.config import EngineConfig
 from ..server.commands.fail import fail
 
 
@@ -33,7 +34,9 @@ def plan(
     tensor_parallel: Annotated[
         int, typer.Option(help="Devices that share the model, as in `bireme serve`.", min=1)
     ] = 1,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step, for the buffers.", min=1)] = 2048,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help="Tokens in one step, for the buffers.", min=1)
+    ] = EngineConfig().max_num_batched_tokens,
     weights: Annotated[str | None, typer.Option(help="Size of all the weights: 5GB. Default: the model's.")] = None,
     buffers: Annotated[str | None, typer.Option(help="Size of each device's work memory. Default: reckoned.")] = None,
     layers: Annotated[int | None, _given("Layers that attend.", min=1)] = None,

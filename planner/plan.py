@@ -96,14 +96,14 @@ class Plan:
         return None if self.room is None or not one else self.room // one
 
     def longest(self) -> int | None:
-        """The longest context at which all conversations fit; None without a budget."""
+        """The longest context that the model has and at which all conversations fit; None without a budget."""
         if self.room is None or not self.kv_bytes_per_token:
             return None
         low, high = 0, 1 << 24
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.kv_of(self.concurrency, middle) <= self.room else (low, middle - 1)
-        return low
+        return min(low, self.model.max_position or low)
 
     def levers(self) -> list[Lever]:
         """Changes that make room, each taken alone."""
@@ -138,14 +138,18 @@ class Plan:
 
     def exchange(self) -> tuple[Sequence[int], list[tuple[int, list[int]]]]:
         """(contexts, rows of (conversations, total bytes at each context))."""
-        most = self.model.max_position or CONTEXTS[-1]
-        contexts = sorted({*(c for c in CONTEXTS if c <= most), self.context})
+        contexts = self._contexts()
         rest = self.weight_bytes + self.buffer_bytes
         rows = [
             (count, [rest + self.kv_of(count, context) for context in contexts])
             for count in sorted({*CONCURRENCIES, self.concurrency})
         ]
         return contexts, rows
+
+    def _contexts(self) -> list[int]:
+        """The usual ones that the model has, and the one planned for."""
+        most = self.model.max_position or CONTEXTS[-1]
+        return sorted({*(c for c in CONTEXTS if c <= most), self.context})
 
     def as_dict(self) -> dict[str, object]:
         """What ``--json`` prints, less the speeds."""
@@ -171,7 +175,7 @@ class Plan:
             "over_bytes": self.over_bytes,
             "fits": None if self.over_bytes is None else self.over_bytes <= 0,
             "pool_tokens": self._pool_tokens(),
-            "conversations": {str(c): self.conversations(c) for c in CONTEXTS} if self.room is not None else {},
+            "conversations": {str(c): self.conversations(c) for c in self._contexts()} if self.room is not None else {},
             "longest_context": self.longest(),
             "levers": [
                 {"change": lever.change, "total_bytes": lever.total_bytes, "fits": lever.fits}

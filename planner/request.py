@@ -31,7 +31,7 @@ class PlanRequest:
     memory: str | None = None
     weights: str | None = None
     buffers: str | None = None
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = EngineConfig().max_num_batched_tokens
     tensor_parallel: int = 1  # devices that share the model
 
 

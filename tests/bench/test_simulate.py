@@ -254,6 +254,12 @@ def test_what_failed_is_said_with_its_reason(model: Path) -> None:
     assert "NOTE: bireme, 1 at once: 8 of 8 requests FAILED: 8 x HTTP 400 (the prompt is 50000 tokens" in result.output
 
 
+def test_a_pool_is_no_larger_than_a_server_makes_it(model: Path) -> None:
+    load = ["--concurrency", "2", "--num-prompts", "4", "--policies", "bireme", "--memory", "1000TB"]
+    result = CliRunner().invoke(app, ["simulate", str(model), *load, "--max-model-len", "4096", "--max-num-seqs", "8"])
+    assert "70% and 0.5 ms a step; a KV pool of 32,768 tokens" in result.output
+
+
 def fit_file(path: Path, **about: object) -> Path:
     """A run of two levels on a device of 10 ms a step and 0.1 ms a token."""
     levels = [run(Policy("b", CONFIG), Load("closed", n, None), DataSpec(input_len=100), 32).level for n in (1, 4)]
@@ -356,6 +362,7 @@ def test_files_of_text_are_simulated(model: Path, tmp_path: Path) -> None:
         (["--request-rate", "1", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "2"], "or a ramp (open loop)"),
         (["--concurrency", "1", "--kv-cache-dtype", "q3"], "kv-cache-dtype is 'q3'; it must be auto, "),
         (["--concurrency", "1", "--memory", "80"], "write the unit too"),
+        (["--concurrency", "1", "--overhead-ms", "inf"], "overhead-ms is inf"),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], message: str, tmp_path: Path) -> None:

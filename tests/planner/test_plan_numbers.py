@@ -80,6 +80,13 @@ def test_quantised_kv_is_in_the_estimate(dtype: str) -> None:
     assert found["kv_bytes"] == plain["kv_bytes"] * per_element / 2
 
 
+def test_no_context_beyond_the_models_is_promised() -> None:
+    shape = shape_from_config(QWEN3_8B, "config.json")
+    found = make_plan(shape, PlanRequest(memory="141GB", concurrency=1, context=3000)).as_dict()
+    assert found["longest_context"] == 40960
+    assert list(found["conversations"]) == ["1024", "2048", "3000", "4096", "8192", "16384", "32768"]  # type: ignore[call-overload]
+
+
 def test_the_longest_context_is_the_longest() -> None:
     plan = make_plan(typed_shape(62, 16, 128, 1024, 6), PlanRequest(memory="16GB", weights="9GB", concurrency=3))
     longest, room = plan.longest(), plan.room

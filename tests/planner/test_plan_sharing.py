@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from published import DEEPSEEK_V3, QWEN3_8B
+from tiny import as_f32, hf_settings, random_weights, tiny_config, write_folder
 from typer.testing import CliRunner
 
 from bireme.backends.cuda.tensor_parallel.checkpoint import RankCheckpoint
@@ -48,6 +49,18 @@ def test_key_value_heads_fewer_than_devices_are_repeated() -> None:
     repeated = 36 * 2 * 4096 * 128 * 2  # bytes of one head's keys and values, of which each would have half
     assert sixteen.weights.total_bytes == pytest.approx(whole.weights.total_bytes / 16 + repeated / 2, rel=1e-3)
     assert share_of(whole, 1) is whole
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral", "llama"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_experts_are_shared_and_routers_are_not(architecture: str, size: int, tmp_path: Path) -> None:
+    """To the byte, of dense files: what the plan says and what a rank is given."""
+    config = tiny_config(architecture)
+    folder = write_folder(tmp_path / "m", hf_settings(config), as_f32(random_weights(config)))
+    checkpoint = open_checkpoint(folder)
+    rank = RankCheckpoint(checkpoint, Shares.of(checkpoint, size), 0)
+    assert share_of(open_shape(str(folder)), size).weights.total_bytes == rank.weight_bytes
+    checkpoint.close()
 
 
 def test_a_latent_lies_whole_on_every_device() -> None:
