@@ -143,6 +143,8 @@ def _weights(keys: Settings, tensors: Iterable[GgufTensor], tied: bool) -> Weigh
 def _role(name: str, dimensions: int, tied: bool) -> str:
     if name == "token_embd.weight":
         return "tied" if tied else "table"
+    if name == "per_layer_token_embd.weight":
+        return "table"
     if _ROUTER in name and dimensions > 1:
         return "router"
     return "vector" if dimensions == 1 else "matrix"

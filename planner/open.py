@@ -121,6 +121,8 @@ def _part(
     role = "vector" if len(tensor.shape) == 1 else "matrix"
     if "embed_tokens." in name:
         role = "tied" if tied else "table"
+    elif "embed_tokens_per_layer." in name:
+        role = "table"
     if role == "matrix" and _ROUTER.search(name):
         role = "router"
     in_order = kind != "codes" or stem not in ordered
@@ -147,6 +149,10 @@ def _elements(name: str, tensor: SafeTensor, tensors: dict[str, SafeTensor], pac
     if part in ("qweight", "weight_packed"):
         return 32 * prod(tensor.shape) // packed_bits
     if part in _BESIDE or (part == "scales" and f"{stem}.qweight" in tensors):
+        return 0
+    if part.endswith("_blocks") and f"{name.removesuffix('_blocks')}_scales" in tensors:  # gpt-oss: two in a byte
+        return 2 * prod(tensor.shape)
+    if part.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in tensors:
         return 0
     packed = tensors.get(f"{stem}.weight")
     if part in ("scales", "biases") and packed is not None and packed.dtype == "U32":

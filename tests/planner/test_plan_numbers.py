@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 from published import DEEPSEEK_V3, QWEN3_8B
-from tiny import hf_settings, tiny_config
+from tiny import hf_settings, tiny_config, write_folder
 from typer.testing import CliRunner
 
 from bireme.core.config import EngineConfig
@@ -189,6 +189,24 @@ def test_an_index_says_how_large_files_are_that_are_not_here(tmp_path: Path) -> 
     for said in ({"metadata": {}}, {"metadata": {"total_size": "many"}}, {}):
         index.write_text(json.dumps({"weight_map": {}} | said), encoding="utf-8")
         assert open_shape(str(tmp_path)).weights == reckoned
+
+
+def test_experts_of_gpt_oss_are_two_weights_a_byte(tmp_path: Path) -> None:
+    config = {"model_type": "gpt_oss", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2}
+    config |= {"num_local_experts": 4, "num_experts_per_tok": 1, "vocab_size": 10, "intermediate_size": 64}
+    module = "model.layers.0.mlp"
+    tensors = {
+        f"{module}.experts.down_proj_blocks": ("U8", np.zeros((4, 64, 2, 16), np.uint8)),
+        f"{module}.experts.down_proj_scales": ("U8", np.zeros((4, 64, 2), np.uint8)),
+        f"{module}.router.weight": ("BF16", np.zeros((4, 64), np.uint16)),
+        "model.embed_tokens_per_layer.weight": ("BF16", np.zeros((10, 8), np.uint16)),
+        "lm_head.weight": ("BF16", np.zeros((10, 64), np.uint16)),
+    }
+    weights = open_shape(str(write_folder(tmp_path / "m", config, tensors))).weights
+    experts, rest = 4 * 64 * 64, 4 * 64 + 10 * 64
+    assert weights.parameters == experts + rest + 80 and weights.active_parameters == experts // 4 + rest
+    assert weights.total_bytes == experts // 2 + 4 * 64 * 2 + 2 * (rest + 80)
+    assert weights.active_bytes == (experts // 2 + 4 * 64 * 2) // 4 + 2 * rest
 
 
 def test_what_bireme_does_not_run_is_said(tmp_path: Path) -> None:
