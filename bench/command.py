@@ -47,6 +47,7 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds for one request.", min=1)] = 600.0,
     against: Annotated[str | None, typer.Option(help="Paired mode: the base of a second server.")] = None,
     against_model: Annotated[str | None, typer.Option(help="Model to ask the second server for.")] = None,
+    against_api_key: Annotated[str, typer.Option(help="Its bearer token. Default: that of --api-key.")] = "",
     rounds: Annotated[int, typer.Option(help="Paired mode: rounds.", min=1)] = 3,
     concurrency: Annotated[str, _load("Closed loop: users at once. Default: 1,4,8,16.")] = "",
     request_rate: Annotated[str, _load("Open loop: requests (multiturn: conversations) a second, 1,2,4 or inf.")] = "",

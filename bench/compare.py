@@ -102,7 +102,8 @@ def pair_text(pairs: Sequence[Pair], labels: tuple[str, str]) -> str:
             if found:
                 middle = found[(len(found) - 1) // 2]
                 rounds = "1 round" if len(found) == 1 else f"{len(found)} rounds"
-                lines.append(f"  {title:<14}{middle:>8.2f}  ({found[0]:.2f} to {found[-1]:.2f}, {rounds})")
+                word = "  says nothing: the spread crosses 1" if found[0] < 1 < found[-1] else ""
+                lines.append(f"  {title:<14}{middle:>8.2f}  ({found[0]:.2f} to {found[-1]:.2f}, {rounds}){word}")
         failed = [sum(level.failed for level in levels) for levels in (pair.ours, pair.theirs)]
         if any(failed):
             lines.append(f"  FAILED requests: {failed[0]} and {failed[1]}")

@@ -9,11 +9,13 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+_KEY = "-key"  # how options end whose values are secrets
 PACKAGES = ("bireme", "torch", "numba", "numpy", "xllamacpp", "mlx", "triton", "transformers")
 
 
@@ -70,10 +72,23 @@ def _commit() -> str:
 
 
 def _command() -> str:
-    """How this process was started: a module by ``python -m``, or a script by its name."""
+    """How this process was started: a module by ``python -m``, or a script by its name. Without keys, since it is
+    written into records and reports, which are sent around."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
-    return shlex.join([*start, *sys.argv[1:]])
+    return shlex.join([*start, *without_keys(sys.argv[1:])])
+
+
+def without_keys(arguments: Sequence[str]) -> list[str]:
+    """``arguments`` with ``...`` for the value of every option that is called a key."""
+    found: list[str] = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        name, equals, _ = argument.partition("=")
+        if equals and name.startswith("--") and name.endswith(_KEY):
+            found.append(f"{name}=...")
+        else:
+            found.append("..." if before.startswith("--") and before.endswith(_KEY) else argument)
+    return found
 
 
 def _output(command: list[str]) -> str:

@@ -51,7 +51,9 @@ def word_source(target: Target, chat: bool) -> WordSource:
     sample = first_request(target, text, chat)
     if sample.failure not in (None, "no token") and sample.prompt_tokens is None:
         reason = f" ({sample.reason})" if sample.reason else ""
-        raise ValueError(f"a first request to {target.url} failed: {sample.failure}{reason}")
+        absent = sample.failure in ("HTTP 404", "HTTP 405") and "model" not in sample.reason and not chat
+        hint = "; a server that has no /completions is measured with --chat" if absent else ""
+        raise ValueError(f"a first request to {target.url} failed: {sample.failure}{reason}{hint}")
     if sample.prompt_tokens:
         source.tokens_per_word = sample.prompt_tokens / len(text.split())
     return source

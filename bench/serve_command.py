@@ -31,10 +31,11 @@ def run_serve(options: Options) -> int:
         return 0
     plan = plan_of(options)
     check_outputs(options)
-    target = target_of(options, options["url"], options["model"])
+    target = target_of(options, options["url"], options["model"], options["api_key"])
     source, target = _source(options, target)
     if options["against"]:
-        other = target_of(options, options["against"], options["against_model"])
+        key = options["against_api_key"] or options["api_key"]
+        other = target_of(options, options["against"], options["against_model"], key)
         other = _accepted(other, options["chat"] or options["dataset"] == "multiturn")
         return run_paired(options, plan, (target, other), source, _about(options, target))
     return _run_one(options, plan, target, source)

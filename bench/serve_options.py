@@ -35,8 +35,9 @@ def _check_together(options: Options) -> None:
     stray = [term for term in options["terms"] or () if ":" not in term]
     if stray:
         raise ValueError(f"{stray[0]!r} belongs to no option; a server is named by --url, its model by --model")
-    if options["against_model"] and not options["against"]:
-        raise ValueError("--against-model names a second server's model; give its address with --against")
+    for option in ("--against-model", "--against-api-key"):
+        if options[option.strip("-").replace("-", "_")] and not options["against"]:
+            raise ValueError(f"{option} is of a second server; give its address with --against")
     if options["find_goodput"] and options["against"]:
         raise ValueError("--find-goodput and --against are two measurements; give one of them")
     trace, ramp = options["dataset"] == "trace", options["ramp_up_start_rps"] is not None
@@ -59,8 +60,8 @@ def check_outputs(options: Options) -> None:
             raise ValueError(f"{option} {path} {wrong}")
 
 
-def target_of(options: Options, url: str, model: str | None) -> Target:
-    """The server at ``url``; of models its first, where none is named.
+def target_of(options: Options, url: str, model: str | None, key: str) -> Target:
+    """The server at ``url``, asked with ``key`` if it isn't empty; of models its first, where none is named.
 
     Raises:
         ValueError: it can't be reached, or the fields to send are wrong.
@@ -76,7 +77,7 @@ def target_of(options: Options, url: str, model: str | None) -> Target:
         raise ValueError(f"extra-body sets {fixed[0]}; latencies are measured on streams that end with their usage")
     if options["ignore_eos"]:
         extra = {"ignore_eos": True} | extra
-    target = Target(url, model or "", options["api_key"], extra, options["timeout"])
+    target = Target(url, model or "", key, extra, options["timeout"])
     if not model:
         target = replace(target, model=find_model(target))
     return target
@@ -84,7 +85,7 @@ def target_of(options: Options, url: str, model: str | None) -> Target:
 
 def asked(options: Options) -> dict[str, Any]:
     """What was asked for, to be kept with what came of it: the bounds in one place, no key."""
-    found = {key: value for key, value in options.items() if value not in (None, "", ()) and key != "api_key"}
+    found = {key: value for key, value in options.items() if value not in (None, "", ()) and not key.endswith("_key")}
     bounds = [*found.pop("goodput", ()), *found.pop("terms", ())]
     found |= {"goodput": " ".join(bounds)} if bounds else {}
     for key, value in found.items():

@@ -11,7 +11,10 @@ import pytest
 from fake_sse import DONE, HEAD, serving, text, usage
 from typer.testing import CliRunner
 
-from bireme.bench.compare import compare
+from bireme.bench.ask import Sample
+from bireme.bench.compare import Pair, compare, pair_text
+from bireme.bench.level import Level, Load
+from bireme.bench.summary import summarise
 from bireme.server.cli import app
 
 
@@ -120,3 +123,15 @@ def test_runs_with_nothing_in_common_are_not_compared(tmp_path: Path) -> None:
         first.write_text(json.dumps(content), encoding="utf-8")
         result = bench("--compare", str(first), str(second))
         assert result.exit_code == 2 and why in result.stderr
+
+
+def test_a_ratio_whose_spread_crosses_one_is_marked() -> None:
+    def level(seconds: float) -> Level:
+        one = Sample(due=0.0, first=seconds, last=seconds, end=seconds, chunks=1, tokens=1, finished=True)
+        return summarise([one], Load("closed", 1, None))
+
+    pairs = [Pair("1 at once", (level(1), level(2), level(2)), (level(2), level(1), level(1)))]
+    lines = {line.split("  ")[1]: line for line in pair_text(pairs, ("a", "b")).splitlines() if line.startswith("  ")}
+    assert lines["TTFT p50 ms"].endswith("2.00  (0.50 to 2.00, 3 rounds)  says nothing: the spread crosses 1")
+    alike = pair_text([Pair("1 at once", (level(1),) * 2, (level(2),) * 2)], ("a", "b"))
+    assert "(0.50 to 0.50, 2 rounds)" in alike and "nothing" not in alike

@@ -23,6 +23,7 @@ from bireme.bench.dataset import DataSpec
 from bireme.bench.level import Load, Spread
 from bireme.bench.load import closed_samples, open_samples
 from bireme.bench.objective import Objective, parse_objective
+from bireme.bench.paired import run_paired
 from bireme.bench.pulse import Pulse
 from bireme.bench.results import warnings
 from bireme.bench.search import search
@@ -370,6 +371,39 @@ def test_what_a_server_does_not_say_is_not_made_up(tmp_path: Path) -> None:
         assert (level["total_token_throughput"] is None) == (not counts) == ("no usage" in result.stderr)
 
 
+def test_keys_go_to_their_servers_and_into_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str] = []
+
+    def noted(options: Any, plan: Any, targets: tuple[Target, Target], *rest: Any) -> int:
+        keys.extend(target.api_key for target in targets)
+        return run_paired(options, plan, targets, *rest)
+
+    monkeypatch.setattr("bireme.bench.serve_command.run_paired", noted)
+    data, page = tmp_path / "pair.json", tmp_path / "pair.html"
+    with serving(good) as first, serving(good) as second:
+        given = ["--url", first, "--api-key", "first-secret", "--against", second, "--against-api-key=second-secret"]
+        given += ["--concurrency", "1", "--num-prompts", "1", "--rounds", "1"]
+        monkeypatch.setattr("sys.argv", ["bireme", "bench", "serve", *given])
+        result = bench(*given, "--json", str(data), "--html", str(page))
+    assert result.exit_code == 0, result.output
+    assert keys == ["first-secret", "second-secret"]
+    kept = data.read_text(encoding="utf-8") + page.read_text(encoding="utf-8")
+    assert "secret" not in kept and "--api-key ..." in kept and "--against-api-key=..." in kept
+
+
+def test_a_server_that_only_chats_is_measured_by_chat() -> None:
+    async def chats(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        if "messages" not in body:
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            await good(writer, number, body)
+
+    with serving(chats) as url:
+        given = ["--url", url, "--concurrency", "1", "--num-prompts", "1"]
+        assert "is measured with --chat" in " ".join(bench(*given).stderr.split())
+        assert bench(*given, "--chat").exit_code == 0
+
+
 def test_an_answer_that_is_no_stream_is_called_so() -> None:
     async def whole(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 2\r\n\r\n"
@@ -467,6 +501,7 @@ def test_chats_carry_their_answers_on() -> None:
         (["demo"], "'demo' belongs to no option"),
         (["--dataset-path", "x.json"], "--dataset random reads no file"),
         (["--against-model", "x"], "give its address with --against"),
+        (["--against-api-key", "x"], "give its address with --against"),
         (["--json", "nowhere/x.json"], "is no folder"),
         (["--html", "/"], "name a file in it"),
         (["--request-rate", "3", "--burstiness", "nan"], "burstiness is nan"),
