@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..sizes import size_text
+from .columns import columns
 from .complete import complete_stored
 from .fail import fail
 from .pull import facts_of
@@ -89,17 +90,12 @@ def _row(model: StoredModel) -> dict[str, Any]:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("name", "size", "quantisation", "context", "last used"):
-        table.add_column(name.upper(), justify="right" if name in ("size", "context") else "left", overflow="fold")
+    cells = []
     for row in rows:
         context = f"{row['context']:,}" if row["context"] else "-"
         ago = age(time.time() - row["last_used"])
-        table.add_row(row["name"], size_text(row["bytes"]), row["quantization"] or "-", context, ago)
-    Console(highlight=False).print(table)
+        cells.append((row["name"], size_text(row["bytes"]), row["quantization"] or "-", context, ago))
+    typer.echo(columns(("NAME", "SIZE", "QUANTISATION", "CONTEXT", "LAST USED"), cells, right=(1, 3)))
     for row in rows:
         if row["problem"]:
             typer.echo(f"{row['name']} can't be served: {row['problem']}")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..commands.columns import columns
 from ..commands.fail import fail
 from .store import NO_USERS, DayUsage, Entry, UserError, UserStore, default_path
 from .user import LIMITS, User
@@ -169,13 +170,5 @@ def _usage_row(row: DayUsage) -> tuple[str, ...]:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Columns wide enough for what is in them; numbers to the right."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        cells = [_pad(cell, width, i, row is head) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
-        typer.echo("  ".join(cells).rstrip())
-
-
-def _pad(cell: str, width: int, column: int, is_head: bool) -> str:
-    left = column < 2 or is_head
-    return cell.ljust(width) if left else cell.rjust(width)
+    """All but the first two columns are numbers."""
+    typer.echo(columns(head, rows, right=range(2, len(head))))

@@ -85,6 +85,15 @@ def test_what_was_fetched_in_part_needs_less_room(tmp_path: Path, monkeypatch: p
         hub_room.check_room("org/one", {"a": 1201}, None)
 
 
+def test_no_name_is_broken_however_long_it_is(tmp_path: Path) -> None:
+    """What stands in the first column is to be copied, and cut out of a pipe."""
+    long = tmp_path / ("a-folder-of-some-length-" * 5) / "a-model-with-a-long-name.gguf"
+    long.parent.mkdir()
+    long.write_bytes(b"GGUF nonsense")
+    lines = bireme("models", "--folder", str(tmp_path)).stdout.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["NAME", str(long)]
+
+
 def test_an_empty_cache_says_what_to_do() -> None:
     assert listed() == {}
     assert "bireme pull demo" in bireme("models").stdout
