@@ -110,7 +110,7 @@ def level_text(level: Level) -> str:
 def _unfinished(level: Level) -> str:
     if not level.unfinished:
         return ""
-    return f"; INTERRUPTED: {level.unfinished} more had not ended and are left out, the longest among them"
+    return f"; INTERRUPTED: {level.unfinished} more had not begun or not ended, and are left out"
 
 
 def _tokens_in(level: Level) -> str:

@@ -55,9 +55,11 @@ def verdict(levels: Sequence[Level], plan: Plan, bounds: str) -> str:
     share = f"{plan.attainment:.0%} of the requests meet {bounds}"
     best = largest_met(levels, plan.attainment)
     rest = sorted((level for level in levels if not level.unfinished), key=lambda level: level.load.x or 0)
+    if not rest:
+        return f"GOODPUT: no load was tried to its end, so it isn't known at which {share}"
     if best is None:
-        tried = f"; at {rest[0].load.name} it was {_share(rest[0]):.0%}" if rest else ""
-        return f"GOODPUT: no load tried is small enough that {share}{tried}"
+        tried = f"at {rest[0].load.name} it was {_share(rest[0]):.0%}"
+        return f"GOODPUT: no load tried is small enough that {share}; {tried}"
     larger = [level for level in rest if (level.load.x or 0) > (best.load.x or 0)]
     beyond = f"at {larger[0].load.name} it is {_share(larger[0]):.0%}" if larger else "nothing larger was tried"
     if not larger and best.load.x == _most(plan):

@@ -49,7 +49,7 @@ def test_a_level_that_was_cut_short_says_so(tmp_path: Path) -> None:
     assert run["interrupted"] and (whole["completed"], whole["unfinished"]) == (6, 0)
     assert cut["completed"] in (3, 4)  # the last answer may still be on its way when Ctrl-C comes
     assert (cut["failed"], cut["unfinished"]) == (0, 6 - cut["completed"])
-    assert f"INTERRUPTED: {cut['unfinished']} more had not ended" in result.stdout
+    assert f"INTERRUPTED: {cut['unfinished']} more had not begun or not ended" in result.stdout
     said = " ".join(result.stderr.split())
     assert "INTERRUPTED: this is a part of what was asked; not begun: 4 at once" in said
     assert "INTERRUPTED" in page.read_text(encoding="utf-8")
@@ -63,6 +63,12 @@ def test_a_search_that_was_cut_short_says_what_it_knows(tmp_path: Path) -> None:
     assert "GOODPUT: 2 at once" in result.stdout and "nothing larger was tried" in result.stdout
     assert "the search had not ended" in result.stderr
     assert json.loads(found.read_text(encoding="utf-8"))["best"]["x"] == 2
+
+
+def test_a_search_without_a_whole_level_claims_nothing() -> None:
+    with serving(interrupting(4)) as url:
+        result = bench("serve", "--url", url, "--model", "m", "--find-goodput", "ttft:9000", "--num-prompts", "4")
+    assert "GOODPUT: no load was tried to its end" in result.stdout
 
 
 def test_only_whole_pairs_are_compared(tmp_path: Path) -> None:
