@@ -26,6 +26,8 @@ from .traffic_options import Options
 def run_serve(options: Options) -> int:
     """Measure as asked. Returns the exit code: 1 if requests failed, 130 after Ctrl-C."""
     if options["compare"]:
+        if options["json_path"] or options["html_path"]:
+            raise ValueError("--compare only prints; leave out --json and --html, which are of a measurement")
         first, second = (read_run(Path(path)) for path in options["compare"])
         print(compare(first, second, [str(path) for path in options["compare"]]))
         return 0

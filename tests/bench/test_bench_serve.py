@@ -493,6 +493,7 @@ def test_chats_carry_their_answers_on() -> None:
         (["--dataset", "poems"], "dataset is 'poems'"),
         (["--dataset", "trace"], "needs --dataset-path"),
         (["--compare", "nowhere.json", "nowhere.json"], "no result of"),
+        (["--compare", "a.json", "b.json", "--html", "c.html"], "--compare only prints"),
         (["--url", "http://[::bad/v1"], "is no address"),
         (["--url", "127.0.0.1:1"], "gives no model"),
         (["--concurrency", ","], "numbers with commas"),
