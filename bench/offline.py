@@ -96,19 +96,25 @@ def throughput(options: Options) -> Iterator[Row]:
 def latency(options: Options) -> Iterator[Row]:
     """Batches one after the other, each of new prompts: how long one takes, and how long to its first tokens."""
     for size in options["batch_sizes"]:
-        seconds, firsts = [], []
+        wholes, firsts = [], []
         with _Engine(options, size) as (llm, source):
             for number in range(options["iterations"]):
                 prompts, params = _prompts(options, source, size, 2 * number + 1)
-                seconds.append(_timed(llm, prompts, params))
+                wholes.append(_timed(llm, prompts, params))
                 prompts, one = _prompts(dict(options, output_len=1), source, size, 2 * number + 2)
                 firsts.append(_timed(llm, prompts, one))
-        whole, first = Spread.of(seconds), Spread.of(firsts)
+        whole, first = Spread.of(wholes), Spread.of(firsts)
+        each = time_per_token(wholes, firsts, options["output_len"] - 1)
         row: Row = {"batch": size, "n": whole.n, "mean ms": whole.mean}
         row |= {f"p{p} ms": whole.percentiles[p] for p in PERCENTILES}
-        steps = options["output_len"] - 1  # after the first: of a single token there is none to time
-        each = ((whole.mean or 0) - (first.mean or 0)) / steps if steps else None
         yield row | {"first tokens ms": first.mean, "ms a token": each}
+
+
+def time_per_token(wholes: list[float], firsts: list[float], steps: int) -> float | None:
+    """Milliseconds of each of ``steps`` tokens after the first; None where there are none, or so few that the two
+    kinds of batches differ by chance: no token takes less than no time."""
+    more = sum(wholes) / len(wholes) - sum(firsts) / len(firsts)
+    return more / steps if steps and more > 0 else None
 
 
 def host(options: Options) -> Iterator[Row]:

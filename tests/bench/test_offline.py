@@ -14,6 +14,7 @@ from bireme.bench.ask import Sample
 from bireme.bench.http import PacedBackend
 from bireme.bench.level import Load
 from bireme.bench.machine import describe
+from bireme.bench.offline import time_per_token
 from bireme.bench.peers_options import OURS
 from bireme.bench.peers_page import peers_page
 from bireme.bench.peers_text import Measured, paired
@@ -58,6 +59,12 @@ def test_latency(tmp_path: Path, demo_model: Path) -> None:
     assert [(row["batch"], row["n"]) for row in rows] == [(1, 2), (2, 2)]
     assert all(row["ms a token"] is None for row in rows)  # of one token there is none after the first
     assert all(0 < row["first tokens ms"] and row["p50 ms"] <= row["p99 ms"] for row in rows)
+
+
+def test_time_per_token_is_that_of_the_tokens_after_the_first() -> None:
+    assert time_per_token([50.0, 70.0], [20.0, 20.0], steps=4) == 10
+    assert time_per_token([20.0], [20.5], steps=4) is None  # by chance: no token takes less than no time
+    assert time_per_token([20.0], [10.0], steps=0) is None
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
