@@ -217,6 +217,8 @@ def simulate(
     think: Annotated[float, _data("multiturn: seconds before a next turn.", min=0)] = 0.0,
     seed: Annotated[int, _data("Of prompts, lengths and arrivals.", min=0)] = 0,
     goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50. Default: that of --slo.")] = None,
+    attainment: Annotated[float, _result("Share of requests that must meet it.", min=0, max=1)] = 0.9,
+    find_goodput: Annotated[bool, _result("Search for the largest load that meets it, under each policy.")] = False,
     json_path: Annotated[Path | None, _result("Write everything here.", "--json")] = None,
     html_path: Annotated[Path | None, _result("Write a timeline of the first steps here.", "--html")] = None,
 ) -> None:

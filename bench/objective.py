@@ -16,6 +16,11 @@ class Objective:
 
     bounds: Mapping[str, float]
 
+    @property
+    def text(self) -> str:
+        """As it is asked for."""
+        return " ".join(f"{name}:{bound:g}" for name, bound in self.bounds.items())
+
     def met(self, sample: Sample) -> dict[str, bool]:
         """By metric whether ``sample`` keeps within the bound."""
         found = values_ms(sample)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from .level import Level, Load
-from .serve import Plan, Runner
+from .serve import Plan
 
 #: Users at once, or requests a second: no search goes further.
 MOST = 4096
 
 
-def search(runner: Runner, start: float, precision: float = 0.05) -> Load | None:
+class Loaded(Protocol):
+    """What loads are tried on: a server, or a simulated one."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def run(self, load: Load) -> Level:
+        """One level, to its end."""
+        ...
+
+
+def search(runner: Loaded, start: float, precision: float = 0.05) -> Load | None:
     """The largest load that still meets the objective at ``plan.attainment``: doubling, then halving the gap.
 
     ``start`` is a concurrency or a rate, as the plan's levels are. None: not even ``start`` and its tenth part (of

@@ -11,7 +11,7 @@ from .ask import Target
 from .objective import parse_objective
 from .probe import find_model
 from .serve import Plan
-from .traffic_options import Options, traffic_of
+from .traffic_options import Options, check_search, traffic_of
 
 
 def plan_of(options: Options) -> Plan:
@@ -22,11 +22,9 @@ def plan_of(options: Options) -> Plan:
     """
     _check_together(options)
     objective = parse_objective([*(options["goodput"] or ()), *(options["terms"] or ())])
-    if options["find_goodput"] and objective is None:
-        raise ValueError("--find-goodput needs an objective: --goodput ttft:1000 tpot:50")
     traffic = traffic_of(options, usual=(1,) if options["find_goodput"] else (1, 4, 8, 16))
-    if options["find_goodput"] and len(traffic.concurrencies) + len(traffic.rates) != 1:
-        raise ValueError("--find-goodput tries loads of its own: give one --concurrency or --request-rate to start at")
+    if options["find_goodput"]:
+        check_search(traffic, objective)
     return Plan(traffic, options["num_warmups"], objective, options["attainment"])
 
 
@@ -40,10 +38,6 @@ def _check_together(options: Options) -> None:
             raise ValueError(f"{option} is of a second server; give its address with --against")
     if options["find_goodput"] and options["against"]:
         raise ValueError("--find-goodput and --against are two measurements; give one of them")
-    trace, ramp = options["dataset"] == "trace", options["ramp_up_start_rps"] is not None
-    if options["find_goodput"] and (trace or ramp):
-        what = "a trace" if trace else "a ramp"
-        raise ValueError(f"--find-goodput tries loads of its own, and {what} has its own times; give one of them")
 
 
 def check_outputs(options: Options) -> None:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..core.config import EngineConfig
 from ..core.slo import parse_slo
 from ..planner.open import open_shape
-from .data import draw
-from .dataset import Drawn
-from .level import Load
+from ..server.commands.fail import EXIT_INTERRUPTED
 from .machine import describe
 from .objective import Objective, parse_objective
 from .policies import Policy, policies
 from .routing import ROUTINGS
 from .serve_options import asked, check_outputs
+from .simulated_levels import SimulatedLevels
 from .simulated_machine import Simulated, simulated_machine
-from .simulation import Outcome, simulate
+from .simulation import Outcome
 from .simulation_table import outcome_table, user_table
 from .sources import IdSource
 from .timeline import timeline
-from .traffic import Traffic
-from .traffic_options import Options, numbers, traffic_of
+from .traffic_options import Options, check_search, numbers, traffic_of
 
 _UNLIMITED = 1 << 20  # waiting requests
 _MADE_UP = 1 << 19  # ids of a vocabulary that no tokenizer has
@@ -42,20 +39,40 @@ def run_simulate(options: Options) -> int:
     chosen = _chosen(options["policies"], policies(config, machine.pool_tokens, machine.max_len, len(weights)))
     if options["routing"] not in ROUTINGS:
         raise ValueError(f"routing is {options['routing']!r}; it must be one of {', '.join(ROUTINGS)}")
-    objective, source = _objective(options, config), _source(options)
-    outcomes: list[Outcome] = []
-    notes = dict.fromkeys(simulated.notes)
-    before = 0
-    for number, load in enumerate(traffic.loads()):
-        drawn = _drawn(traffic, source, load, number, before, tuple(weights))
-        before += len(drawn.sessions)
-        notes |= dict.fromkeys(drawn.notes)
-        for policy in chosen:
-            keep = _RECORDED if options["html_path"] and not outcomes else 0
-            replicas, routing = options["replicas"], options["routing"]
-            outcomes.append(simulate(machine, policy, load, drawn, objective, replicas, keep, routing, weights))
-    _finish(options, simulated, outcomes, weights, list(notes))
-    return 0
+    objective = _objective(options, config)
+    if options["find_goodput"]:
+        check_search(traffic, objective)
+        if traffic.concurrencies and options["replicas"] > 1:
+            raise ValueError("--find-goodput over --replicas needs an open loop; give one --request-rate to start at")
+    levels = SimulatedLevels(
+        machine,
+        traffic,
+        _source(options),
+        objective,
+        weights,
+        options["replicas"],
+        options["routing"],
+        _RECORDED if options["html_path"] else 0,
+        notes=dict.fromkeys(simulated.notes),
+    )
+    headlines, interrupted = _put(options, levels, chosen)
+    _finish(options, simulated, levels, headlines)
+    return EXIT_INTERRUPTED if interrupted else 0
+
+
+def _put(options: Options, levels: SimulatedLevels, chosen: list[Policy]) -> tuple[list[str], bool]:
+    """(what a search found, whether Ctrl-C came before the end). What has ended until then is kept."""
+    try:
+        if options["find_goodput"]:
+            assert levels.objective is not None
+            return levels.search(chosen, options["attainment"], levels.objective.text), False
+        levels.sweep(chosen)
+    except KeyboardInterrupt:
+        if not levels.outcomes:
+            raise
+        levels.notes["INTERRUPTED: this is a part of what was asked"] = None
+        return [], True
+    return [], False
 
 
 def _config(options: Options) -> EngineConfig:
@@ -101,42 +118,24 @@ def _source(options: Options) -> IdSource:
     return IdSource(_MADE_UP, encode=id_source(options["model"]).encode)
 
 
-def _drawn(traffic: Traffic, source: IdSource, load: Load, number: int, before: int, users: tuple[str, ...]) -> Drawn:
-    """A level's requests as token ids, dealt out in turn to ``users``."""
-    count = traffic.num_prompts or (8 * (load.concurrency or 1) if load.loop == "closed" else 1000)
-    if traffic.data.kind == "trace" and not traffic.num_prompts:
-        count = _UNLIMITED
-    drawn = draw(traffic.data, source, count, number, before)
-    sessions = [
-        replace(
-            session,
-            turns=tuple(replace(turn, content=source.ids_of(turn.content)) for turn in session.turns),
-            user=users[i % len(users)] if users else "",
-        )
-        for i, session in enumerate(drawn.sessions)
-    ]
-    due = drawn.due
-    if load.loop == "open" and due is None:
-        due = traffic.due(load, len(sessions), number)
-    return Drawn(sessions, due, (*drawn.notes, *traffic.idle_users(load, len(sessions))))
-
-
-def _finish(
-    options: Options, on: Simulated, outcomes: list[Outcome], weights: Mapping[str, float], notes: list[str]
-) -> None:
+def _finish(options: Options, on: Simulated, levels: SimulatedLevels, headlines: list[str]) -> None:
+    outcomes, notes = levels.outcomes, list(levels.notes)
     simulated, wall = (sum(getattr(one, name) for one in outcomes) for name in ("simulated", "wall"))
     basis = f"{on.basis}; {outcomes[0].level.load.about}"
     print(f"Simulated, not measured: {basis}.")
     print(outcome_table(outcomes))
-    if weights:
-        print(f"\n{user_table(outcomes, weights)}\n")
+    if levels.weights:
+        print(f"\n{user_table(outcomes, levels.weights)}\n")
     notes += [f"{one.policy}, {one.level.load.name}: {one.level.failed_line()}" for one in outcomes if one.level.failed]
     for note in notes:
         print(f"NOTE: {note}")
+    for text in headlines:
+        print(text)
     fold = simulated / max(wall, 1e-9)
     print(f"{simulated:.0f} s of device time simulated in {wall:.1f} s: {fold:.0f} times real time.")
     if options["json_path"]:
         about = {"basis": basis, "options": asked(options), "machine": describe(), "notes": notes}
+        about |= {"found": headlines} if headlines else {}
         content = about | {"simulated": [_record(one) for one in outcomes]}
         options["json_path"].write_text(json.dumps(content, indent=1), encoding="utf-8")
     if options["html_path"]:

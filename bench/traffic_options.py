@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from .arrivals import Ramp
 from .dataset import FILES, DataSpec
+from .objective import Objective
 from .traffic import Traffic
 
 Options = Mapping[str, Any]
@@ -45,6 +46,21 @@ def traffic_of(options: Options, usual: tuple[int, ...] = ()) -> Traffic:
         num_prompts=options["num_prompts"],
         seed=options["seed"],
     )
+
+
+def check_search(traffic: Traffic, objective: Objective | None) -> None:
+    """That a search for the largest load can start from ``traffic``.
+
+    Raises:
+        ValueError: there is no objective, or not one load to start at.
+    """
+    if objective is None:
+        raise ValueError("--find-goodput needs an objective: --goodput ttft:1000 tpot:50")
+    if traffic.data.kind == "trace" or traffic.ramp is not None:
+        what = "a trace" if traffic.ramp is None else "a ramp"
+        raise ValueError(f"--find-goodput tries loads of its own, and {what} has its own times; give one of them")
+    if len(traffic.concurrencies) + len(traffic.rates) != 1:
+        raise ValueError("--find-goodput tries loads of its own: give one --concurrency or --request-rate to start at")
 
 
 def _distinct(name: str, loads: tuple[N, ...]) -> tuple[N, ...]:

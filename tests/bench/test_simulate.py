@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from published import QWEN3_8B
 from typer.testing import CliRunner
 
+from bireme.bench import simulated_levels
 from bireme.bench.arrivals import Ramp, ramp, schedule
 from bireme.bench.data import draw
 from bireme.bench.dataset import DataSpec, Drawn
@@ -249,6 +251,53 @@ def test_ramps_are_those_of_bench_serve(model: Path, tmp_path: Path) -> None:
     assert sorted(found["series"]["start"]) == pytest.approx([at - due[0] for at in due], abs=1e-3)
 
 
+def test_the_largest_good_load_is_searched_for_under_each_policy(model: Path, tmp_path: Path) -> None:
+    """Serving one at a time stands a fraction of the load; both searches begin anew, with the same requests."""
+    path = tmp_path / "s.json"
+    load = [
+        "--request-rate",
+        "4",
+        "--num-prompts",
+        "60",
+        "--output-len",
+        "32",
+        "--find-goodput",
+        "--goodput",
+        "ttft:500",
+    ]
+    more = ["--policies", "bireme,one at a time", "--json", str(path), "--attainment", "0.8"]
+    result = CliRunner().invoke(app, ["simulate", str(model), *load, *more])
+    assert result.exit_code == 0, result.output
+    found = dict(re.findall(r"^(\S.*): GOODPUT: (\S+) req/s .*80% of the requests meet ttft:500", result.output, re.M))
+    assert float(found["bireme"]) > 5 * float(found["one at a time"]) > 0
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert [text.partition(":")[0] for text in written["found"]] == ["bireme", "one at a time"]
+    for name, best in found.items():
+        levels = {row["load"]: row for row in written["simulated"] if row["policy"] == name}
+        assert levels[f"{best} req/s"]["slo_attainment"] >= 0.8
+        larger = [row for row in levels.values() if row["request_rate"] > float(best)]
+        assert larger and all(row["slo_attainment"] < 0.8 for row in larger)
+    starts = [row["series"]["start"] for row in written["simulated"] if row["load"] == "4 req/s"]
+    assert len(starts) == 2 and sorted(starts[0]) == sorted(starts[1])
+
+
+def test_what_was_simulated_before_an_interrupt_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter([simulate])
+
+    def until_interrupted(*given: Any) -> Outcome:
+        inner = next(calls, None)
+        if inner is None:
+            raise KeyboardInterrupt
+        return inner(*given)
+
+    monkeypatch.setattr(simulated_levels, "simulate", until_interrupted)
+    load = ["--concurrency", "1,2", "--num-prompts", "4", "--policies", "bireme"]
+    result = CliRunner().invoke(app, ["simulate", str(model), *load])
+    assert result.exit_code == 130
+    assert "| bireme | 1 at once |" in result.output and "2 at once" not in result.output
+    assert "NOTE: INTERRUPTED: this is a part of what was asked" in result.output
+
+
 def test_what_failed_is_said_with_its_reason(model: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", str(model), "--concurrency", "1", "--input-len", "50000"])
     assert "NOTE: bireme, 1 at once: 8 of 8 requests FAILED: 8 x HTTP 400 (the prompt is 50000 tokens" in result.output
@@ -363,6 +412,9 @@ def test_files_of_text_are_simulated(model: Path, tmp_path: Path) -> None:
         (["--concurrency", "1", "--kv-cache-dtype", "q3"], "kv-cache-dtype is 'q3'; it must be auto, "),
         (["--concurrency", "1", "--memory", "80"], "write the unit too"),
         (["--concurrency", "1", "--overhead-ms", "inf"], "overhead-ms is inf"),
+        (["--concurrency", "1", "--find-goodput"], "--find-goodput needs an objective"),
+        (["--concurrency", "1,2", "--find-goodput", "--goodput", "ttft:9"], "give one --concurrency or"),
+        (["--concurrency", "4", "--replicas", "2", "--find-goodput", "--goodput", "ttft:9"], "needs an open loop"),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], message: str, tmp_path: Path) -> None:
