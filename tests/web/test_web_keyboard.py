@@ -163,6 +163,26 @@ def test_a_key_is_typed_or_refused(start: Any, tabs: Any) -> None:
     page.locator(".message.assistant.done", has_text="inside").wait_for()
 
 
+def test_a_key_refused_on_the_dashboard_is_asked_for_when_that_is_opened_again(start: Any, tabs: Any) -> None:
+    keyed = start(api_keys=["sesame"])
+    keyed.wait_ready()
+    page = tabs(keyed.url).open("#dashboard")
+    page.locator("#key-dialog[open]").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("#feed-problem", has_text="without a key").wait_for()
+    page.wait_for_timeout(2500)  # longer than between two tries of a lost connection
+    assert page.locator("#key-dialog").is_hidden()
+    tab_to(page, "tab-chat")
+    page.keyboard.press("Enter")
+    tab_to(page, "tab-dashboard")
+    page.keyboard.press("Enter")
+    page.locator("#key-dialog[open]").wait_for()
+    page.keyboard.insert_text("sesame")
+    page.keyboard.press("Enter")
+    page.locator("#feed-state", has_text="live").wait_for()
+    assert page.locator("#feed-problem").inner_text() == ""
+
+
 def test_the_words_of_a_step_go_with_escape(tab: Any, server: Any) -> None:
     page = tab.open("#dashboard")
     page.locator("#feed-state", has_text="live").wait_for()

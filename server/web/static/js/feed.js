@@ -38,7 +38,11 @@ export class Feed {
         for await (const data of events(response)) this.onSnapshot(JSON.parse(data));
       } catch (error) {
         if (signal.aborted) return;
-        if (error.status === 401 && (await this.#key())) continue;
+        if (error.status === 401) {
+          if (await this.#key()) continue;
+          this.onTrouble("There is nothing to show without a key. Who opens the dashboard again is asked for it again.");
+          return; // and not every two seconds
+        }
         this.onTrouble(error.status ? error.message : "The server can't be reached; trying again.");
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN));
