@@ -25,8 +25,9 @@ def who_yields(head: Sequence, kv: KVManager) -> Sequence | None:
     """The running sequence that makes way for ``head``, the queue's first; None: nobody need.
 
     For one that has never run that is one of a lower class, if there is any, else of a user who owes ``head``'s a
-    place: of the user who holds the most for their weight the cheapest to restore, of equals the latest. For one whose
-    user holds no place at all it may be one that has had its turn: that of the user who was served most.
+    place: of the user who holds the most for their weight the cheapest to restore, of equals the latest. Where
+    ``head``'s user holds a place already, only one that has paid for itself (``_has_paid``). For one whose user holds
+    no place at all it may be one that has had its turn: that of the user who was served most.
     """
     running = kv.rows.running()
     return (None if head.num_admissions else _over_share(head, running, kv)) or _after_turn(head, running, kv)
@@ -41,14 +42,16 @@ def who_is_pushed_out(seq: Sequence, running: Iterable[Sequence], restore_cost: 
 
 def _over_share(head: Sequence, running: list[Sequence], kv: KVManager) -> Sequence | None:
     return max(
-        (seq for seq in running if seq.priority > head.priority or _owes(seq, head)),
+        (seq for seq in running if seq.priority > head.priority or _owes(seq, head, kv)),
         key=lambda seq: (seq.priority, seq.account.running / seq.account.weight, -kv.restore_cost(seq), seq.order),
         default=None,
     )
 
 
-def _owes(seq: Sequence, head: Sequence) -> bool:
-    return seq.priority == head.priority and seq.account.owes(head.account)
+def _owes(seq: Sequence, head: Sequence, kv: KVManager) -> bool:
+    if seq.priority != head.priority or not seq.account.owes(head.account):
+        return False
+    return not head.account.running or _has_paid(seq, kv)
 
 
 def _after_turn(head: Sequence, running: list[Sequence], kv: KVManager) -> Sequence | None:
@@ -61,9 +64,12 @@ def _after_turn(head: Sequence, running: list[Sequence], kv: KVManager) -> Seque
 
 
 def _has_had_its_turn(seq: Sequence, kv: KVManager) -> bool:
-    """It made ``QUANTUM`` tokens since it entered its row, and as service (``OUTPUT_WEIGHT``) as much as reading it
-    again may cost where the cache does not keep it. So turns double with the context, and are few."""
     made, left = kv.rows.progress(seq)
-    if made < QUANTUM or left <= QUANTUM:
-        return False
+    return made >= QUANTUM and left > QUANTUM and _has_paid(seq, kv)
+
+
+def _has_paid(seq: Sequence, kv: KVManager) -> bool:
+    """Since it entered its row it made, as service, as much as reading it again may cost where the cache does not keep
+    it. So what is read again is bounded by what is made; and turns double with the context, and are few."""
+    made, _ = kv.rows.progress(seq)
     return OUTPUT_WEIGHT * made >= PROMPT_WEIGHT * kv.restore_cost(seq)

@@ -63,6 +63,25 @@ def test_places_are_shared_by_weight_and_then_nobody_moves(weight: float, places
     sim.finish()
 
 
+def test_a_second_place_comes_when_reading_again_costs_no_more_than_was_made() -> None:
+    """The first is there at once, however long the prompts of whoever holds them all; a place more waits."""
+    options = SimOptions(num_blocks=2000, max_in_flight=1, max_model_len=1000)
+    sim = Simulation(options, EngineConfig(max_num_seqs=4, max_num_batched_tokens=1000))
+    for number in range(8):
+        sim.add([5 + number] * 90, LONG, user="flood")
+    sim.run(4)
+    for number in range(8):
+        sim.add([50 + number] * 90, LONG, user="late")
+    wait(sim)
+    sim.run(20)
+    assert places_of(sim) == {"flood": 3, "late": 1}
+    while places_of(sim)["late"] < 2:
+        sim.step()
+    made = [seq.num_outputs for seq in sim.engine.scheduler.rows.running() if seq.account.user == "flood"]
+    assert min(made) >= 89 and sim.engine.stats().preemptions == 2
+    sim.finish()
+
+
 def test_a_better_priority_takes_a_place_of_the_worst() -> None:
     sim = flooded()
     urgent = [sim.add([3, number], LONG, user="flood", priority=-1) for number in range(6)]
