@@ -4,7 +4,8 @@ What the numbers mean:
 
 * TTFT runs from the moment a request was meant to start to its first non-empty text; reasoning and tool calls count,
   role chunks and comments do not. In an open loop it is the scheduled moment: a stall counts for all who waited.
-* Tokens are the server's own ``usage``; without it chunks are counted and the report says so.
+* Tokens are the server's own ``usage``; without it those of the text by a tokenizer, where one is given, or else chunks
+  are counted, and the report says which.
 * Only requests that ended well give samples. Failures are counted by kind and never retried.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,9 +83,16 @@ class Sample:
     failure: str | None = None  # its kind; None: it ended well
     reason: str = ""  # of a failure, in the server's words or the library's
     times: list[float] = field(default_factory=list)  # of every chunk with text
-    text: str = ""  # the answer, where a next turn needs it
+    text: str = ""  # the answer, where a next turn needs it or its tokens must be counted
+    spoken: int = 0  # chunks whose text is in ``text``: all but those of reasoning and of tool calls
+    counted: bool = False  # ``tokens`` were counted here, by a tokenizer
     user: str = ""
     unasked: int = 0  # later turns of its conversation that were not asked, since this one failed
+
+    def count(self, tokens_of: Callable[[str], int]) -> None:
+        """Count what the server sent no usage for, if all of it is known as text."""
+        if self.tokens is None and self.failure is None and self.spoken == self.chunks:
+            self.tokens, self.counted = tokens_of(self.text), True
 
     @property
     def output_tokens(self) -> int:
@@ -124,7 +132,9 @@ async def _read(response: httpx.Response, sample: Sample) -> None:
                 sample.first = sample.first or sample.last
                 sample.chunks += 1
                 sample.times.append(sample.last)
-                sample.text += _answer(choice)
+                answer = _answer(choice)
+                sample.text += answer
+                sample.spoken += bool(answer)
             sample.finished = sample.finished or choice.get("finish_reason") is not None
     if sample.first is None:
         sample.failure = "no token"

@@ -12,6 +12,8 @@ from .sources import Content
 USUAL_OUTPUT = 128
 #: Those that are read from a file, and all.
 FILES = ("sharegpt", "jsonl", "trace")
+#: Those of them whose prompts are the file's own texts.
+TEXTS = ("sharegpt", "jsonl")
 DATASETS = ("random", "prefix", "multiturn", *FILES)
 
 

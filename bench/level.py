@@ -103,7 +103,7 @@ class Level:
     input_tokens: int | None  # None: the server doesn't say; so with cached_tokens
     output_tokens: int
     cached_tokens: int | None
-    tokens_from: str  # "usage" or "chunks"
+    tokens_from: str  # "usage", "tokenizer" (the generator's own) or "chunks": the worst of what any request had
     spreads: Mapping[str, Spread]
     output_lengths: Spread
     peak_tokens_per_second: float

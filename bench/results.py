@@ -142,6 +142,10 @@ def warnings(levels: Sequence[Level], repeats: bool = False) -> list[str]:
             )
         if level.tokens_from == "chunks" and level.completed:
             found.append(f"{level.load.name}: the server sends no usage; chunks are counted, which may not be tokens")
+        elif level.tokens_from == "tokenizer":
+            found.append(
+                f"{level.load.name}: the server sends no usage; answers' tokens are --tokenizer's of their text"
+            )
         if level.unasked:
             found.append(f"{level.load.name}: {level.unasked} turns were not asked, as one before them had failed")
     seen = [one for one in levels if one.cached_tokens and one.cached_tokens > (one.input_tokens or 0) / 2]

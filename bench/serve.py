@@ -72,6 +72,8 @@ class Runner:
         samples: list[Sample] = []
 
         def note(sample: Sample) -> None:
+            if isinstance(self.source, IdSource):
+                sample.count(self.source.count)
             samples.append(sample)
             self.on_progress(load.name, len(samples), total)
 

@@ -10,6 +10,7 @@ from ..server.commands.fail import EXIT_FAILED, EXIT_INTERRUPTED
 from .ask import Target
 from .capacity import measure_capacity
 from .compare import compare
+from .dataset import TEXTS
 from .html import page
 from .live import Progress
 from .machine import describe
@@ -72,9 +73,9 @@ def _source(options: Options, target: Target) -> tuple[Source, Target]:
     """Where prompts come from, and the target as it takes them."""
     chat = options["chat"] or options["dataset"] == "multiturn"
     if options["tokenizer"]:
-        if chat:
+        if chat and options["dataset"] not in TEXTS:
             raise ValueError("--tokenizer makes prompts of token ids, which chats can't carry; leave it out")
-        return id_source(options["tokenizer"]), target
+        return id_source(options["tokenizer"]), _accepted(target, chat)
     try:
         return word_source(target, chat), target
     except ValueError:

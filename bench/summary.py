@@ -31,7 +31,7 @@ def summarise(
         input_tokens=_known(sample.prompt_tokens for sample in good),
         output_tokens=sum(sample.output_tokens for sample in good),
         cached_tokens=_known(sample.cached_tokens for sample in good),
-        tokens_from="usage" if all(sample.tokens is not None for sample in good) else "chunks",
+        tokens_from=_tokens_from(good),
         spreads=_spreads(good),
         output_lengths=Spread.of([sample.output_tokens for sample in good]),
         peak_tokens_per_second=_peak(good, start, duration),
@@ -44,6 +44,12 @@ def summarise(
         unasked=sum(sample.unasked for sample in samples),
         unfinished=unfinished,
     )
+
+
+def _tokens_from(good: Sequence[Sample]) -> str:
+    if any(sample.tokens is None for sample in good):
+        return "chunks"
+    return "tokenizer" if any(sample.counted for sample in good) else "usage"
 
 
 def _known(counts: Iterable[int | None]) -> int | None:

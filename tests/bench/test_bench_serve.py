@@ -290,8 +290,10 @@ def test_a_server_that_refuses_ignore_eos_is_measured_without_it() -> None:
 
     with serving(strict) as server:
         result = bench("--url", server, "--model", "m", "--concurrency", "2", "--num-prompts", "4")
-    assert result.exit_code == 0, result.output
-    assert "refuses ignore_eos" in result.stderr and "4 completed, 0 failed" in result.stdout
+        ids = bench("--url", server, "--model", "m", "--concurrency", "2", "--num-prompts", "4", "--tokenizer", "demo")
+    for found in (result, ids):
+        assert found.exit_code == 0, found.output
+        assert "refuses ignore_eos" in found.stderr and "4 completed, 0 failed" in found.stdout
 
 
 def test_repeated_prompts_are_named() -> None:
@@ -415,6 +417,28 @@ def test_an_answer_that_is_no_stream_is_called_so() -> None:
             .failed_line()
             .endswith("no token (the answer is no event stream but 'application/json')")
         )
+
+
+def test_without_usage_a_tokenizer_counts(tmp_path: Path, demo_model: Path) -> None:
+    """E01: usage first, else the tokenizer, else chunks; of reasoning the text isn't kept, so there it is chunks."""
+    path, found = tmp_path / "asked.jsonl", tmp_path / "run.json"
+    path.write_text('{"prompt": "Say it."}', encoding="utf-8")
+
+    async def silent(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        assert "messages" in body
+        thought = event(choices=[{"index": 0, "delta": {"reasoning_content": "hm"}, "finish_reason": None}])
+        writer.write(HEAD + (thought if number else b"") + text("one two three four five", "length") + DONE)
+
+    given = ["--dataset", "jsonl", "--dataset-path", str(path), "--chat", "--tokenizer", str(demo_model)]
+    given += ["--no-ignore-eos"]
+    for prompts, kind, tokens in (("1", "tokenizer", 5), ("2", "chunks", 7)):
+        with serving(silent) as url:
+            more = ["--concurrency", "1", "--num-warmups", "0", "--num-prompts", prompts, "--json", str(found)]
+            result = bench("--url", url, *given, *more)
+        assert result.exit_code == 0, result.output
+        (level,) = json.loads(found.read_text(encoding="utf-8"))["levels"]
+        assert (level["tokens_from"], level["total_output_tokens"]) == (kind, tokens)
+        assert "the server sends no usage" in result.stderr
 
 
 def test_turns_that_were_not_asked_are_counted(tmp_path: Path) -> None:
