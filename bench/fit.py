@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..planner.work import StepWork
+from .level import Level
 from .timed_backend import LinearCost
 
+_BEYOND = 1.25  # times what was measured: random lengths, and requests that overlap, go somewhat further
 _TERMS = ([0, 1, 2], [0, 1], [1, 2], [1], [0, 2])
 
 
@@ -56,6 +59,34 @@ def fit_front(run: dict[str, Any], cost: LinearCost) -> float:
     level = min(closed, key=lambda one: float(one["max_concurrency"]))
     prompt = float(np.mean(level["series"]["input_tokens"])) - (level["total_cached_tokens"] or 0) / level["completed"]
     return max(0.0, float(level["median_ttft_ms"]) / 1e3 - cost(StepWork.prompt(round(prompt))))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a fit's levels go; beyond that it is a guess."""
+
+    prompt_tokens: int
+    users: int
+
+    @classmethod
+    def of(cls, run: dict[str, Any]) -> Reach:
+        closed = [level for level in run["levels"] if level["loop"] == "closed" and level["completed"]]
+        longest = max(max(level["series"]["input_tokens"], default=0) for level in closed)
+        return cls(int(longest), max(int(level["max_concurrency"]) for level in closed))
+
+    def notes(self, level: Level) -> list[str]:
+        """Where ``level`` is well beyond."""
+        longest = max(level.series["input_tokens"], default=0)
+        found = []
+        if longest > _BEYOND * self.prompt_tokens:
+            found.append(
+                f"prompts of {longest:,.0f} tokens are simulated, and {self.prompt_tokens:,} were the most measured"
+            )
+        if level.max_concurrent > _BEYOND * self.users:
+            found.append(
+                f"{level.max_concurrent} requests at once are simulated, and {self.users} were the most measured"
+            )
+        return [f"{text}: step times are guessed from those" for text in found]
 
 
 def _row(level: dict[str, Any]) -> tuple[float, float, float]:

@@ -126,6 +126,8 @@ def _finish(options: Options, on: Simulated, levels: SimulatedLevels, headlines:
     print(outcome_table(outcomes))
     if levels.weights:
         print(f"\n{user_table(outcomes, levels.weights)}\n")
+    if on.reach is not None:
+        notes += dict.fromkeys(note for one in outcomes for note in on.reach.notes(one.level))
     notes += [f"{one.policy}, {one.level.load.name}: {one.level.failed_line()}" for one in outcomes if one.level.failed]
     for note in notes:
         print(f"NOTE: {note}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.config import EngineConfig
@@ -14,7 +14,7 @@ from ..planner.request import budget, kv_type
 from ..planner.roofline import Roofline
 from ..planner.shape import ModelShape
 from ..planner.tensor_parallel import share_of
-from .fit import fit_front, fit_run
+from .fit import Reach, fit_front, fit_run
 from .results import read_run
 from .simulation import Machine
 from .traffic_options import Options
@@ -32,6 +32,7 @@ class Simulated:
     machine: Machine
     basis: str
     notes: tuple[str, ...] = ()
+    reach: Reach | None = None  # of a fit
 
 
 def simulated_machine(options: Options, shape: ModelShape, config: EngineConfig) -> Simulated:
@@ -54,7 +55,7 @@ def simulated_machine(options: Options, shape: ModelShape, config: EngineConfig)
     pool = f"a KV pool of {tokens:,} tokens"
     if options["replicas"] > 1:
         pool = f"{options['replicas']} replicas, each with {pool}, chosen by {options['routing']}"
-    return Simulated(machine, f"{basis}; {pool}", found.notes)
+    return replace(found, basis=f"{basis}; {pool}")
 
 
 def _pool_tokens(options: Options, shape: ModelShape, config: EngineConfig) -> int:
@@ -112,7 +113,7 @@ def _fitted(options: Options, shape: ModelShape, tokens: int, most: int) -> Simu
     machine = run.get("machine")
     where = f" on {machine['cpu']}" if isinstance(machine, dict) and machine.get("cpu") else ""
     basis = f"fitted from {options['fit']}: {measured or 'a model'}, measured{where}"
-    return Simulated(Machine(cost, tokens, most, front), basis, tuple(found))
+    return Simulated(Machine(cost, tokens, most, front), basis, tuple(found), Reach.of(run))
 
 
 def _plain(name: str) -> str:

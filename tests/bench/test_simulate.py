@@ -318,7 +318,7 @@ def fit_file(path: Path, **about: object) -> Path:
 
 def test_a_fit_says_whose_it_is(model: Path, tmp_path: Path) -> None:
     """Another model's step times, on a memory that nobody named: neither goes without a word."""
-    load = ["--concurrency", "2", "--num-prompts", "8", "--policies", "bireme"]
+    load = ["--concurrency", "2", "--num-prompts", "8", "--input-len", "100", "--policies", "bireme"]
     fit = fit_file(tmp_path / "fit.json", model_id="tiny-chat", machine={"cpu": "A Processor"})
     result = CliRunner().invoke(app, ["simulate", str(model), *load, "--fit", str(fit)])
     assert result.exit_code == 0, result.output
@@ -328,6 +328,10 @@ def test_a_fit_says_whose_it_is(model: Path, tmp_path: Path) -> None:
     fit = fit_file(tmp_path / "own.json", model_id=model.parent.name + "/config.json")
     plain = CliRunner().invoke(app, ["simulate", str(model), *load, "--fit", str(fit), "--memory", "40GB"])
     assert plain.exit_code == 0 and "NOTE" not in plain.output
+    far = ["--concurrency", "16", "--num-prompts", "32", "--input-len", "200", "--policies", "bireme"]
+    text = CliRunner().invoke(app, ["simulate", str(model), *far, "--fit", str(fit), "--memory", "40GB"]).output
+    assert "NOTE: prompts of 200 tokens are simulated, and 100 were the most measured: step times are guessed" in text
+    assert text.count("NOTE: 16 requests at once are simulated, and 4 were the most measured") == 1
     for given in (["--efficiency", "0.5"], ["--overhead-ms", "1"], ["--tensor-parallel", "2"]):
         refused = CliRunner().invoke(app, ["simulate", str(model), *load, "--fit", str(fit), *given])
         assert refused.exit_code == 2 and f"leave out {given[0]}" in refused.output
