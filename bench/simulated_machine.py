@@ -104,7 +104,8 @@ def _fitted(options: Options, shape: ModelShape, tokens: int, most: int) -> Simu
     front = fit_front(run, cost) if options["front_ms"] is None else options["front_ms"] / 1e3
     measured = str(run.get("model_id") or "")
     found = []
-    if measured and _plain(measured) not in {_plain(options["model"]), _plain(shape.name)}:
+    names = (options["model"].removesuffix("config.json"), shape.name.removesuffix("config.json"))
+    if measured and _plain(measured) not in map(_plain, names):
         found.append(
             f"the step times are those of {measured}, and {options['model']} is simulated: right if both name one model"
         )

@@ -11,8 +11,9 @@ import pytest
 from published import QWEN3_8B
 from typer.testing import CliRunner
 
-from bireme.bench import simulated_levels
+from bireme.bench import serve, simulated_levels
 from bireme.bench.arrivals import Ramp, ramp, schedule
+from bireme.bench.ask import Target
 from bireme.bench.data import draw
 from bireme.bench.dataset import DataSpec, Drawn
 from bireme.bench.fit import fit_front, fit_run
@@ -21,10 +22,12 @@ from bireme.bench.objective import Objective
 from bireme.bench.policies import Policy, policies
 from bireme.bench.results import Run
 from bireme.bench.routing import route
+from bireme.bench.simulated_levels import SimulatedLevels
 from bireme.bench.simulation import Machine, Outcome, simulate
 from bireme.bench.simulation_table import outcome_table
-from bireme.bench.sources import IdSource
+from bireme.bench.sources import IdSource, WordSource
 from bireme.bench.timed_backend import LinearCost
+from bireme.bench.traffic import Traffic
 from bireme.core.config import EngineConfig
 from bireme.server.cli import app
 
@@ -251,6 +254,25 @@ def test_ramps_are_those_of_bench_serve(model: Path, tmp_path: Path) -> None:
     assert sorted(found["series"]["start"]) == pytest.approx([at - due[0] for at in due], abs=1e-3)
 
 
+def test_a_seed_has_the_same_moments_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two levels of an open loop, put on a server and on a simulated one."""
+    sent: list[list[float]] = []
+
+    async def note(target: object, sessions: object, due: list[float], *rest: object) -> None:
+        sent.append(due)
+
+    monkeypatch.setattr(serve, "open_samples", note)
+    traffic = Traffic(DataSpec(output_len=4), rates=(4.0, 9.0), burstiness=0.5, num_prompts=6, seed=3)
+    runner = serve.Runner(Target("http://nowhere", "m"), serve.Plan(traffic, warmups=0), WordSource())
+    levels = SimulatedLevels(machine(), traffic, IDS, None, {})
+    for load in traffic.loads():
+        runner.run(load)
+        levels.put(Policy("bireme", CONFIG), load)
+    starts = [outcome.level.series["start"] for outcome in levels.outcomes]
+    assert [sorted(start) for start in starts] == [pytest.approx([at - due[0] for at in due], abs=1e-3) for due in sent]
+    assert sent[0] != sent[1]
+
+
 def test_the_largest_good_load_is_searched_for_under_each_policy(model: Path, tmp_path: Path) -> None:
     """Serving one at a time stands a fraction of the load; both searches begin anew, with the same requests."""
     path = tmp_path / "s.json"
@@ -325,7 +347,7 @@ def test_a_fit_says_whose_it_is(model: Path, tmp_path: Path) -> None:
     assert "fit.json: tiny-chat, measured on A Processor" in result.output
     assert f"NOTE: the step times are those of tiny-chat, and {model} is simulated" in result.output
     assert "NOTE: the KV pool is that of h100, not of what was measured; give its --memory" in result.output
-    fit = fit_file(tmp_path / "own.json", model_id=model.parent.name + "/config.json")
+    fit = fit_file(tmp_path / "own.json", model_id=model.parent.name)
     plain = CliRunner().invoke(app, ["simulate", str(model), *load, "--fit", str(fit), "--memory", "40GB"])
     assert plain.exit_code == 0 and "NOTE" not in plain.output
     far = ["--concurrency", "16", "--num-prompts", "32", "--input-len", "200", "--policies", "bireme"]
