@@ -70,10 +70,10 @@ def verdict(levels: Sequence[Level], plan: Plan, bounds: str) -> str:
     if not rest:
         return f"GOODPUT: no load was tried to its end, so it isn't known at which {share}"
     if best is None:
-        tried = f"at {rest[0].load.name} it was {_share(rest[0]):.0%}"
+        tried = f"at {rest[0].load.name} it was {_share(rest[0]):.1%}"
         return f"GOODPUT: no load tried is small enough that {share}; {tried}"
     larger = [level for level in rest if (level.load.x or 0) > (best.load.x or 0)]
-    beyond = f"at {larger[0].load.name} it is {_share(larger[0]):.0%}" if larger else "nothing larger was tried"
+    beyond = f"at {larger[0].load.name} it is {_share(larger[0]):.1%}" if larger else "nothing larger was tried"
     if not larger and best.load.x == _most(plan):
         beyond += f" ({_bound(plan)})"
     return (

@@ -52,7 +52,7 @@ def test_an_objective_that_nobody_meets(start: tuple[str, ...]) -> None:
     with serving(good) as url:
         result = find(url, "ttft:0", "--num-prompts", "2", *start)
     assert result.exit_code == 0 and "no load tried is small enough" in said(result)
-    assert said(result).endswith("at 10 req/s it was 0%" if start else "at 1 at once it was 0%")
+    assert said(result).endswith("at 10 req/s it was 0.0%" if start else "at 1 at once it was 0.0%")
 
 
 def test_failures_beyond_the_load_that_was_found_are_no_failure() -> None:
