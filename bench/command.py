@@ -34,6 +34,7 @@ def _result(text: str, *names: str, **limits: Any) -> Any:
 
 @bench.command("serve")
 def serve(
+    context: typer.Context,
     terms: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     url: Annotated[
         str, typer.Option("--url", "--base-url", help="Base of any OpenAI-compatible API.")
@@ -77,7 +78,7 @@ def serve(
     compare: Annotated[tuple[Path, Path] | None, _result("Compare two JSON results instead of measuring.")] = None,
 ) -> None:
     """Load a server and say what came of it: throughput, latency percentiles, goodput."""
-    given = dict(locals())
+    given = _given(locals())
     from .serve_command import run_serve
 
     _or_fail(run_serve, given)
@@ -158,6 +159,14 @@ def _offline(name: str, options: dict[str, Any]) -> None:
     _or_fail(run, options)
 
 
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """A command's options by name, and under ``named`` those of them that somebody gave."""
+    options = {name: value for name, value in values.items() if name != "context"}
+    source = values["context"].get_parameter_source
+    named = frozenset(name for name in options if "DEFAULT" not in source(name).name)
+    return options | {"named": named}
+
+
 def _or_fail(call: Any, options: dict[str, Any]) -> None:
     """Run a command; what is wrong with the input becomes one line, failures of requests exit code 1."""
     from ..backends.select import DeviceUnavailableError
@@ -170,6 +179,7 @@ def _or_fail(call: Any, options: dict[str, Any]) -> None:
 
 
 def simulate(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model as for `bireme plan`: headers or config.json are enough.")],
     terms: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     chip: Annotated[str, typer.Option(help="Device: m4-max, rtx-4090, a100-80gb, h100, h200, ...")] = "h100",
@@ -223,7 +233,7 @@ def simulate(
     html_path: Annotated[Path | None, _result("Write a timeline of the first steps here.", "--html")] = None,
 ) -> None:
     """Predict how a device would serve a load: the real scheduler and caches, a computed device."""
-    given = dict(locals())
+    given = _given(locals())
     from .simulate_command import run_simulate
 
     _or_fail(run_simulate, given)

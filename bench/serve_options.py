@@ -22,6 +22,8 @@ def plan_of(options: Options) -> Plan:
     """
     _check_together(options)
     objective = parse_objective([*(options["goodput"] or ()), *(options["terms"] or ())])
+    if "attainment" in options["named"] and objective is None:
+        raise ValueError("--attainment is the share of requests that meet an objective; give one: --goodput ttft:1000")
     traffic = traffic_of(options, usual=(1,) if options["find_goodput"] else (1, 4, 8, 16))
     if options["find_goodput"]:
         check_search(traffic, objective)
@@ -36,6 +38,8 @@ def _check_together(options: Options) -> None:
     for option in ("--against-model", "--against-api-key"):
         if options[option.strip("-").replace("-", "_")] and not options["against"]:
             raise ValueError(f"{option} is of a second server; give its address with --against")
+    if "rounds" in options["named"] and not options["against"]:
+        raise ValueError("--rounds is of two servers in turn; give the second's address with --against")
     if options["find_goodput"] and options["against"]:
         raise ValueError("--find-goodput and --against are two measurements; give one of them")
 
@@ -79,7 +83,8 @@ def target_of(options: Options, url: str, model: str | None, key: str) -> Target
 
 def asked(options: Options) -> dict[str, Any]:
     """What was asked for, to be kept with what came of it: the bounds in one place, no key."""
-    found = {key: value for key, value in options.items() if value not in (None, "", ()) and not key.endswith("_key")}
+    left_out = {"named", *(key for key in options if key.endswith("_key"))}
+    found = {key: value for key, value in options.items() if value not in (None, "", ()) and key not in left_out}
     bounds = [*found.pop("goodput", ()), *found.pop("terms", ())]
     found |= {"goodput": " ".join(bounds)} if bounds else {}
     for key, value in found.items():

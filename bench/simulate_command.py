@@ -44,6 +44,8 @@ def run_simulate(options: Options) -> int:
         check_search(traffic, objective)
         if traffic.concurrencies and options["replicas"] > 1:
             raise ValueError("--find-goodput over --replicas needs an open loop; give one --request-rate to start at")
+    elif "attainment" in options["named"]:
+        raise ValueError("--attainment is what --find-goodput searches for; give both")
     levels = SimulatedLevels(
         machine,
         traffic,

@@ -7,12 +7,22 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from .arrivals import Ramp
-from .dataset import FILES, DataSpec
+from .dataset import DATASETS, FILES, DataSpec
 from .objective import Objective
 from .traffic import Traffic
 
 Options = Mapping[str, Any]
 N = TypeVar("N", int, float)
+#: Options that some data sets alone read.
+_DRAWN = tuple(kind for kind in DATASETS if kind not in FILES)
+_READ_BY = {
+    "input_len": _DRAWN,
+    "range_ratio": _DRAWN,
+    "prefix_len": ("prefix",),
+    "num_prefixes": ("prefix",),
+    "turns": ("multiturn",),
+    "think": ("multiturn",),
+}
 _DATA = ("input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes", "turns", "think", "seed")
 
 
@@ -30,6 +40,7 @@ def traffic_of(options: Options, usual: tuple[int, ...] = ()) -> Traffic:
             f"--dataset-path is {str(options['dataset_path'])!r}, but --dataset {kind} reads no file; "
             f"give --dataset {', '.join(FILES[:-1])} or {FILES[-1]}"
         )
+    _check_named(options)
     names = (*_DATA, "chat") if "chat" in options else _DATA
     data = DataSpec(kind, options["dataset_path"], **{name: options[name] for name in names})
     rates = _distinct("request-rate", numbers("request-rate", options["request_rate"]))
@@ -46,6 +57,17 @@ def traffic_of(options: Options, usual: tuple[int, ...] = ()) -> Traffic:
         num_prompts=options["num_prompts"],
         seed=options["seed"],
     )
+
+
+def _check_named(options: Options) -> None:
+    """What was named is read by somebody."""
+    kind, named = options["dataset"], options["named"]
+    for name, kinds in _READ_BY.items():
+        if name in named and kind in DATASETS and kind not in kinds:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} says nothing of --dataset {kind}; it is of --dataset {' or '.join(kinds)}")
+    if "ramp_up_strategy" in named and options["ramp_up_start_rps"] is None:
+        raise ValueError("--ramp-up-strategy is of a ramp; give --ramp-up-start-rps and --ramp-up-end-rps")
 
 
 def check_search(traffic: Traffic, objective: Objective | None) -> None:

@@ -438,6 +438,8 @@ def test_files_of_text_are_simulated(model: Path, tmp_path: Path) -> None:
         (["--concurrency", "1", "--kv-cache-dtype", "q3"], "kv-cache-dtype is 'q3'; it must be auto, "),
         (["--concurrency", "1", "--memory", "80"], "write the unit too"),
         (["--concurrency", "1", "--overhead-ms", "inf"], "overhead-ms is inf"),
+        (["--concurrency", "1", "--think", "2"], "--think says nothing of --dataset random"),
+        (["--concurrency", "1", "--attainment", "0.5"], "--find-goodput searches for"),
         (["--concurrency", "1", "--find-goodput"], "--find-goodput needs an objective"),
         (["--concurrency", "1,2", "--find-goodput", "--goodput", "ttft:9"], "give one --concurrency or"),
         (["--concurrency", "4", "--replicas", "2", "--find-goodput", "--goodput", "ttft:9"], "needs an open loop"),
