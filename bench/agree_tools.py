@@ -19,6 +19,7 @@ import asyncio
 import os
 import random
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from .summary import summarise
 
 LIMIT = 0.05  # what two may differ by, of each figure
 OURS = "bireme bench"
+HEAD = f"| load | figure | {OURS} | other | its figure | ours / its |\n|---|---|---|---|---|---|"
 
 
 def main() -> int:
@@ -46,16 +48,26 @@ def main() -> int:
     tools = {name: getattr(asked, name) for name in TOOLS if getattr(asked, name)}
     if not tools:
         raise SystemExit("name a tool's command: --aiperf PATH, --guidellm PATH, or both")
-    server = _start(asked)
-    try:
-        rows = [row for job in _jobs(server.target, asked) for row in _compare(server.target, job, tools, asked.rounds)]
-    finally:
-        server.stop()
     versions = [subprocess.run([c, "--version"], capture_output=True, text=True).stdout.strip() for c in tools.values()]
     print("; ".join([line(describe()), *(f"{name} {text}" for name, text in zip(tools, versions, strict=True))]))
-    print(f"\n{asked.requests} requests a round, {asked.rounds} rounds, means over the rounds\n")
-    print(table(rows))
-    return int(any(abs(ratio - 1) > LIMIT for row in rows for ratio in row.ratios))
+    print(f"\n{asked.requests} requests a round, {asked.rounds} rounds, means over the rounds\n\n{HEAD}", flush=True)
+    server = _start(asked)
+    try:
+        agreed = [_agree(server.target, job, tools, asked.rounds) for job in _jobs(server.target, asked)]
+    finally:
+        server.stop()
+    return int(not all(agreed))
+
+
+def _agree(target: Target, job: Job, tools: dict[str, str], rounds: int) -> bool:
+    """Compare at one load and print its rows; a tool that fails there takes nothing from the other loads."""
+    try:
+        rows = _compare(target, job, tools, rounds)
+    except ValueError as error:
+        print(f"{job.name}: {error}", file=sys.stderr)
+        return False
+    print(table(rows), flush=True)
+    return all(abs(ratio - 1) <= LIMIT for row in rows for ratio in row.ratios)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,11 +147,8 @@ def _ours(target: Target, job: Job) -> Figures:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The figures side by side, as Markdown."""
-    lines = [
-        f"| load | figure | {OURS} | other | its figure | ours / its |",
-        "|---|---|---|---|---|---|",
-    ]
+    """The figures side by side, as lines of Markdown below ``HEAD``."""
+    lines = []
     for row in rows:
         for name, ratio in zip(FIGURES, row.ratios, strict=True):
             ours, its = mean(row.ours, name), mean(row.its, name)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bireme.bench.agree_tools import Row, table
+from bireme.bench import agree_tools
+from bireme.bench.agree_tools import LIMIT, Row, table
 from bireme.bench.ask import Prompt, Sample, Target
 from bireme.bench.level import Load
 from bireme.bench.other_tools import FIGURES, Job, aiperf, aiperf_figures, guidellm, guidellm_figures, our_figures
@@ -63,6 +64,22 @@ def test_figures_lie_side_by_side() -> None:
     row = Row("2 at once", "other", [ours], [{name: value / 2 for name, value in ours.items()}])
     assert row.ratios == pytest.approx([2.0] * len(FIGURES))
     assert "| 2 at once | E2E, ms (p50) | 1000 | other | 500 | 2.000 |" in table([row])
+
+
+@pytest.mark.parametrize(("off", "agrees"), [(LIMIT / 2, True), (LIMIT * 2, False)])
+def test_a_load_that_a_tool_failed_at_takes_nothing_from_the_others(
+    off: float, agrees: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compare(target: Target, job: Job, tools: dict[str, str], rounds: int) -> list[Row]:
+        if job.users == 1:
+            raise ValueError("it lost one")
+        return [Row(job.name, "other", [dict.fromkeys(FIGURES, 1 + off)], [dict.fromkeys(FIGURES, 1.0)])]
+
+    monkeypatch.setattr(agree_tools, "_compare", compare)
+    found = [agree_tools._agree(TARGET, Job(JOB.prompts, users, None), {}, 1) for users in (1, 2)]
+    said = capsys.readouterr()
+    assert found == [False, agrees] and said.err == "1 at once: it lost one\n"
+    assert said.out.count("| 2 at once |") == len(FIGURES)
 
 
 def program(folder: Path, report: dict[str, Any], where: str) -> str:
