@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve is not None:
-        serve(args.model, args.serve)
+        return serve(args.model, args.serve)
     print(f"{args.tokens} tokens per stream, a step every {args.step_ms:g} ms at the soonest")
     print(f"{'streams':>8} {'tokens/s':>10} {'tokens/event':>13} {'HTTP us/token':>14} {'engine us/token':>16}")
     for cost in run(resolve(args.model), args.streams, args.tokens, args.step_ms):

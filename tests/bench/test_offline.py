@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bireme.backends.select import DeviceUnavailableError
+from bireme.bench import http
 from bireme.bench.ask import Sample
 from bireme.bench.http import PacedBackend
 from bireme.bench.level import Load
@@ -127,3 +128,12 @@ def test_a_paced_device_takes_its_time() -> None:
     tickets = [backend.submit(make_batch(2, 5, 5, 16)) for _ in range(2)]
     assert not tickets[0].done()
     assert tickets[1].wait().elapsed == pytest.approx(0.02) and time.monotonic() - start >= 0.04
+
+
+def test_the_server_under_test_measures_nothing_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[str, int]] = []
+    monkeypatch.setattr("sys.argv", ["http", "--model", "m", "--serve", "1234"])
+    monkeypatch.setattr(http, "serve", lambda model, port: served.append((model, port)))
+    monkeypatch.setattr(http, "start_paced", lambda *_: pytest.fail("it started a server of its own"))
+    http.main()
+    assert served == [("m", 1234)]
