@@ -9,6 +9,7 @@ import typer
 
 from ..core.config import EngineConfig
 from ..server import options
+from ..server.commands.config_file import named
 from ..server.commands.fail import fail
 
 ENGINE = EngineConfig()
@@ -32,6 +33,25 @@ def _result(text: str, *names: str, **limits: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel="Result", **limits)
 
 
+# What a load is made of, for a server and for a simulated one.
+_Burstiness = Annotated[float, _load("Open loop: 1 Poisson, below bursty, inf even.")]
+_RampUpStrategy = Annotated[str, _load("linear or exponential, between the two rates below.")]
+_RampUpStartRps = Annotated[float | None, _load("Open loop: first rate of a ramp.")]
+_RampUpEndRps = Annotated[float | None, _load("Open loop: last rate of a ramp.")]
+_MaxConcurrency = Annotated[int | None, _load("Open loop: at most so many at once; waiting counts.", min=1)]
+_Dataset = Annotated[str, _data("random, prefix, multiturn, sharegpt, jsonl or trace.")]
+_DatasetPath = Annotated[Path | None, _data("File of sharegpt, jsonl and trace.")]
+_PromptLen = Annotated[int, _data("Tokens in.", min=1)]
+_AnswerLen = Annotated[int | None, _data("Tokens out. Default: 128, or the file's.", min=1)]
+_RangeRatio = Annotated[float, _data("Lengths vary evenly by so much either way.")]
+_PrefixLen = Annotated[int, _data("prefix: tokens shared.", min=1)]
+_NumPrefixes = Annotated[int, _data("prefix: how many different ones.", min=1)]
+_Turns = Annotated[int, _data("multiturn: turns of a conversation.", min=1)]
+_Think = Annotated[float, _data("multiturn: seconds before a next turn.", min=0)]
+_LoadSeed = Annotated[int, _data("Of prompts, lengths and arrivals.", min=0)]
+_Attainment = Annotated[float, _result("Share of requests that must meet it.", min=0, max=1)]
+
+
 @bench.command("serve")
 def serve(
     context: typer.Context,
@@ -52,25 +72,25 @@ def serve(
     rounds: Annotated[int, typer.Option(help="Paired mode: rounds.", min=1)] = 3,
     concurrency: Annotated[str, _load("Closed loop: users at once. Default: 1,4,8,16.")] = "",
     request_rate: Annotated[str, _load("Open loop: requests (multiturn: conversations) a second, 1,2,4 or inf.")] = "",
-    burstiness: Annotated[float, _load("Open loop: 1 Poisson, below bursty, inf even.")] = 1.0,
-    ramp_up_strategy: Annotated[str, _load("linear or exponential, between the two rates below.")] = "linear",
-    ramp_up_start_rps: Annotated[float | None, _load("Open loop: first rate of a ramp.")] = None,
-    ramp_up_end_rps: Annotated[float | None, _load("Open loop: last rate of a ramp.")] = None,
-    max_concurrency: Annotated[int | None, _load("Open loop: at most so many at once; waiting counts.", min=1)] = None,
+    burstiness: _Burstiness = 1.0,
+    ramp_up_strategy: _RampUpStrategy = "linear",
+    ramp_up_start_rps: _RampUpStartRps = None,
+    ramp_up_end_rps: _RampUpEndRps = None,
+    max_concurrency: _MaxConcurrency = None,
     num_prompts: Annotated[int | None, _load("Requests per level. Default: 4 a user, 30 s of a rate.", min=1)] = None,
     num_warmups: Annotated[int, _load("Requests before the first level.", min=0)] = 1,
-    dataset: Annotated[str, _data("random, prefix, multiturn, sharegpt, jsonl or trace.")] = "random",
-    dataset_path: Annotated[Path | None, _data("File of sharegpt, jsonl and trace.")] = None,
-    input_len: Annotated[int, _data("Tokens in.", min=1)] = 256,
-    output_len: Annotated[int | None, _data("Tokens out. Default: 128, or the file's.", min=1)] = None,
-    range_ratio: Annotated[float, _data("Lengths vary evenly by so much either way.")] = 0.0,
-    prefix_len: Annotated[int, _data("prefix: tokens shared.", min=1)] = 512,
-    num_prefixes: Annotated[int, _data("prefix: how many different ones.", min=1)] = 4,
-    turns: Annotated[int, _data("multiturn: turns of a conversation.", min=1)] = 4,
-    think: Annotated[float, _data("multiturn: seconds before a next turn.", min=0)] = 0.0,
-    seed: Annotated[int, _data("Of prompts, lengths and arrivals.", min=0)] = 0,
+    dataset: _Dataset = "random",
+    dataset_path: _DatasetPath = None,
+    input_len: _PromptLen = 256,
+    output_len: _AnswerLen = None,
+    range_ratio: _RangeRatio = 0.0,
+    prefix_len: _PrefixLen = 512,
+    num_prefixes: _NumPrefixes = 4,
+    turns: _Turns = 4,
+    think: _Think = 0.0,
+    seed: _LoadSeed = 0,
     goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50 e2el:9000.")] = None,
-    attainment: Annotated[float, _result("Share of requests that must meet it.", min=0, max=1)] = 0.9,
+    attainment: _Attainment = 0.9,
     find_goodput: Annotated[bool, _result("Search for the largest load that meets the objective.")] = False,
     json_path: Annotated[Path | None, _result("Write everything measured here.", "--json")] = None,
     html_path: Annotated[Path | None, _result("Write a report with plots here.", "--html")] = None,
@@ -78,7 +98,7 @@ def serve(
     compare: Annotated[tuple[Path, Path] | None, _result("Compare two JSON results instead of measuring.")] = None,
 ) -> None:
     """Load a server and say what came of it: throughput, latency percentiles, goodput."""
-    given = _given(locals())
+    given = _given(dict(locals()))
     from .serve_command import run_serve
 
     _or_fail(run_serve, given)
@@ -161,10 +181,8 @@ def _offline(name: str, options: dict[str, Any]) -> None:
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     """A command's options by name, and under ``named`` those of them that somebody gave."""
-    options = {name: value for name, value in values.items() if name != "context"}
-    source = values["context"].get_parameter_source
-    named = frozenset(name for name in options if "DEFAULT" not in source(name).name)
-    return options | {"named": named}
+    context = values.pop("context")
+    return values | {"named": named(context)}
 
 
 def _or_fail(call: Any, options: dict[str, Any]) -> None:
@@ -210,30 +228,30 @@ def simulate(
     weights: Annotated[str, _engine("Users who send in turn, by the weights of their shares: 1,1,3.")] = "",
     concurrency: Annotated[str, _load("Closed loop: users at once, over all devices.")] = "",
     request_rate: Annotated[str, _load("Open loop: requests a second (as bench serve), over all devices.")] = "",
-    burstiness: Annotated[float, _load("Open loop: 1 Poisson, below bursty, inf even.")] = 1.0,
-    ramp_up_strategy: Annotated[str, _load("linear or exponential, between the two rates below.")] = "linear",
-    ramp_up_start_rps: Annotated[float | None, _load("Open loop: first rate of a ramp.")] = None,
-    ramp_up_end_rps: Annotated[float | None, _load("Open loop: last rate of a ramp.")] = None,
-    max_concurrency: Annotated[int | None, _load("Open loop: at most so many at once; waiting counts.", min=1)] = None,
+    burstiness: _Burstiness = 1.0,
+    ramp_up_strategy: _RampUpStrategy = "linear",
+    ramp_up_start_rps: _RampUpStartRps = None,
+    ramp_up_end_rps: _RampUpEndRps = None,
+    max_concurrency: _MaxConcurrency = None,
     num_prompts: Annotated[int | None, _load("Requests per level.", min=1)] = None,
-    dataset: Annotated[str, _data("random, prefix, multiturn, sharegpt, jsonl or trace.")] = "random",
-    dataset_path: Annotated[Path | None, _data("File of sharegpt, jsonl and trace.")] = None,
-    input_len: Annotated[int, _data("Tokens in.", min=1)] = 1024,
-    output_len: Annotated[int | None, _data("Tokens out. Default: 128, or the file's.", min=1)] = None,
-    range_ratio: Annotated[float, _data("Lengths vary evenly by so much either way.")] = 0.0,
-    prefix_len: Annotated[int, _data("prefix: tokens shared.", min=1)] = 512,
-    num_prefixes: Annotated[int, _data("prefix: how many different ones.", min=1)] = 4,
-    turns: Annotated[int, _data("multiturn: turns of a conversation.", min=1)] = 4,
-    think: Annotated[float, _data("multiturn: seconds before a next turn.", min=0)] = 0.0,
-    seed: Annotated[int, _data("Of prompts, lengths and arrivals.", min=0)] = 0,
+    dataset: _Dataset = "random",
+    dataset_path: _DatasetPath = None,
+    input_len: _PromptLen = 1024,
+    output_len: _AnswerLen = None,
+    range_ratio: _RangeRatio = 0.0,
+    prefix_len: _PrefixLen = 512,
+    num_prefixes: _NumPrefixes = 4,
+    turns: _Turns = 4,
+    think: _Think = 0.0,
+    seed: _LoadSeed = 0,
     goodput: Annotated[list[str] | None, _result("Objective in ms: ttft:1000 tpot:50. Default: that of --slo.")] = None,
-    attainment: Annotated[float, _result("Share of requests that must meet it.", min=0, max=1)] = 0.9,
+    attainment: _Attainment = 0.9,
     find_goodput: Annotated[bool, _result("Search for the largest load that meets it, under each policy.")] = False,
     json_path: Annotated[Path | None, _result("Write everything here.", "--json")] = None,
     html_path: Annotated[Path | None, _result("Write a timeline of the first steps here.", "--html")] = None,
 ) -> None:
     """Predict how a device would serve a load: the real scheduler and caches, a computed device."""
-    given = _given(locals())
+    given = _given(dict(locals()))
     from .simulate_command import run_simulate
 
     _or_fail(run_simulate, given)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .level import Level
+from .percentile import percentile
 from .results import load_of, ms
 
 #: (key, for people, whether more is better)
@@ -100,10 +101,10 @@ def pair_text(pairs: Sequence[Pair], labels: tuple[str, str]) -> str:
         for key, title, _ in FIGURES[:-1]:
             found = pair.ratios(key)
             if found:
-                middle = found[(len(found) - 1) // 2]
+                median = percentile(found, 50)
                 rounds = "1 round" if len(found) == 1 else f"{len(found)} rounds"
                 word = "  says nothing: the spread crosses 1" if found[0] < 1 < found[-1] else ""
-                lines.append(f"  {title:<14}{middle:>8.2f}  ({found[0]:.2f} to {found[-1]:.2f}, {rounds}){word}")
+                lines.append(f"  {title:<14}{median:>8.2f}  ({found[0]:.2f} to {found[-1]:.2f}, {rounds}){word}")
         failed = [sum(level.failed for level in levels) for levels in (pair.ours, pair.theirs)]
         if any(failed):
             lines.append(f"  FAILED requests: {failed[0]} and {failed[1]}")
@@ -112,5 +113,4 @@ def pair_text(pairs: Sequence[Pair], labels: tuple[str, str]) -> str:
 
 def middle(levels: Sequence[Level], key: str) -> float | None:
     """A figure's median over the rounds (the lower of two middle ones)."""
-    known = sorted(value for level in levels if (value := level.as_dict()[key]) is not None)
-    return float(known[(len(known) - 1) // 2]) if known else None
+    return percentile([value for level in levels if (value := level.as_dict()[key]) is not None], 50)

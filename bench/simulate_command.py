@@ -11,6 +11,7 @@ from ..core.config import EngineConfig
 from ..core.slo import parse_slo
 from ..planner.open import open_shape
 from ..server.commands.fail import EXIT_INTERRUPTED
+from .dataset import TEXTS
 from .machine import describe
 from .objective import Objective, parse_objective
 from .policies import Policy, policies
@@ -111,7 +112,7 @@ def _objective(options: Options, config: EngineConfig) -> Objective | None:
 def _source(options: Options) -> IdSource:
     """Made-up ids; text of a file by the model's own tokenizer where its files are here."""
     model = Path(options["model"]).expanduser()
-    if options["dataset"] not in ("sharegpt", "jsonl") or not (options["model"] == "demo" or model.exists()):
+    if options["dataset"] not in TEXTS or not (options["model"] == "demo" or model.exists()):
         return IdSource(_MADE_UP)
     if model.suffix == ".json" or (model.is_dir() and not any((*model.glob("tokenizer*"), *model.glob("*.gguf")))):
         return IdSource(_MADE_UP)

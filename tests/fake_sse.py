@@ -38,6 +38,23 @@ def failure(number: int) -> bytes | None:
     return kinds[number % 10] if number % 10 < len(kinds) else None
 
 
+def with_places(count: int, seconds: float, full: bytes, answer: Answer) -> Answer:
+    """Answers ``count`` requests at once, each after so many seconds, and all others with ``full``."""
+    running = 0
+
+    async def place(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
+        nonlocal running
+        if running >= count:
+            writer.write(full)
+            return
+        running += 1
+        await asyncio.sleep(seconds)
+        running -= 1
+        await answer(writer, number, body)
+
+    return place
+
+
 @contextmanager
 def serving(answer: Answer, listed: bytes = LISTED) -> Iterator[str]:
     """Serve until the block ends; gives the base URL. ``answer`` gets the writer, the request's number and its body;

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sse import DONE, HEAD, serving, text, usage
+from fake_sse import DONE, HEAD, serving, text, usage, with_places
 from typer.testing import CliRunner
 
 from bireme.bench.ask import Sample
@@ -57,19 +57,8 @@ def test_an_objective_that_nobody_meets(start: tuple[str, ...]) -> None:
 
 def test_failures_beyond_the_load_that_was_found_are_no_failure() -> None:
     """A search overloads a server on purpose; one that turns people away then has done nothing wrong."""
-    running = 0
-
-    async def two_places(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
-        nonlocal running
-        if running >= 2:
-            writer.write(b"HTTP/1.1 429 Full\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-            return
-        running += 1
-        await asyncio.sleep(0.05)
-        running -= 1
-        await good(writer, number, body)
-
-    with serving(two_places) as url:
+    full = b"HTTP/1.1 429 Full\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with serving(with_places(2, 0.05, full, good)) as url:
         result = find(url, "ttft:60000", "--num-prompts", "12", "--num-warmups", "0")
     assert result.exit_code == 0, result.output
     assert said(result).startswith("GOODPUT: 2 at once") and "; at 3 at once it is" in said(result)

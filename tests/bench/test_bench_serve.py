@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_sse import DONE, HEAD, event, failure, serving, text, usage
+from fake_sse import DONE, HEAD, event, failure, serving, text, usage, with_places
 from typer.testing import CliRunner
 
 from bireme.bench.arrivals import Ramp, gap_variation, ramp, schedule
@@ -332,20 +332,9 @@ def test_paired_mode_alternates(tmp_path: Path) -> None:
 
 def test_the_search_finds_where_the_objective_breaks() -> None:
     """A server with three places that turns everyone else away: with four users many requests fail."""
-    running = 0
-
-    async def answer(writer: asyncio.StreamWriter, number: int, body: dict[str, Any]) -> None:
-        nonlocal running
-        if running >= 3:
-            writer.write(b"HTTP/1.1 503 Full\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-            return
-        running += 1
-        await asyncio.sleep(0.1)
-        running -= 1
-        await good(writer, number, body)
-
+    full = b"HTTP/1.1 503 Full\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     objective = Objective({"ttft": 60_000.0})
-    with serving(answer) as url:
+    with serving(with_places(3, 0.1, full, good)) as url:
         plan = Plan(Traffic(DataSpec(output_len=4), concurrencies=(1,), num_prompts=24), objective=objective, warmups=0)
         runner = Runner(Target(url, "fake"), plan, WordSource())
         best = search(runner, 1)
